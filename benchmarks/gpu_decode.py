@@ -16,7 +16,7 @@ import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,27 @@ def timed_drafts(
         "head_ms": statistics.median(head[BEGINNING:]) * 1e3 if head else None,
         "steps_by_form": forms,
     }
+
+
+def small_kernels(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Overlapped steps of decodes, recorded, with one choice of small kernels after the other."""
+    model = random_model(args.geometry, args.layers, device)
+    for way, choose in ways_of_small_kernels(device).items():
+        choose()
+        for batch in args.batch:
+            found: dict[str, Any] = {"kernels": way, "batch": batch}
+            try:
+                took = timed_steps(model, device, batch, args.context, device.type == "cuda", True)
+                yield found | {"step_ms": took["step_ms"], "graphs_refused": took["graphs_refused"]}
+            except Exception as error:
+                yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+
+
+def ways_of_small_kernels(device: torch.device) -> dict[str, Callable[[], None]]:
+    from weft.tensor import gpu
+
+    kernels: gpu.Choice = "triton" if device.type == "cuda" else "auto"
+    return {"separate": lambda: gpu.choose(kernels, joined=False), "joined": lambda: gpu.choose(kernels)}
 
 
 def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:

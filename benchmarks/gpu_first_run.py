@@ -8,6 +8,7 @@
     profile     the time on the device of each kernel of a step, decodes and prompts
     decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
     drafts      steps that verify drafts, and the model's own head, in both loops
+    small       decode steps with joined kernels and with separate ones
     rivals      the gated delta rule and attention beside fla, FlashQLA and FlashInfer, of those that are installed
     server      weft serve with such a model, and loads over HTTP (``gpu_server``)
     experts     ``profile`` with the geometry of Qwen3.5-35B-A3B
@@ -53,6 +54,7 @@ SHARES_S = {
     "profile": 80,
     "decode": 100,
     "drafts": 60,
+    "small": 60,
     "rivals": 70,
     "server": 150,
     "experts": 70,
@@ -75,6 +77,7 @@ KERNEL_PARTS = ("served", "rivals", "check", "kernels", "families")
 RESTARTS_MAX = 8
 OTHER_SIZES = {
     "rivals": ("kernels", "--geometries", "Qwen3.5-4B", "--groups", "delta", "attention", "--batch", "16", "256"),
+    "small": ("small", "--batch", "1", "16", "48"),
     "experts": ("profile", "--geometry", "Qwen3.5-35B-A3B", "--batch", "1", "16", "64", "256"),
     "27b": ("decode", "--geometry", "Qwen3.5-27B", "--batch", "1", "16", "64", "--prefill", "8192"),
     "long": ("decode", "--batch", "1", "4", "--context", "131072", "--prefill", "32768"),

@@ -14,6 +14,7 @@ behind it (``--after``): an invalid address fails every later call on a GPU.
     profile   where the time of a step is, by kernel
     drafts    a step that verifies 1 to 15 drafts, and one to three drafts of the model's own head, beside plain steps:
               both loops, graphs
+    small     decode steps with joined kernels and with separate ones: the milliseconds of each
     nccl      a sum over a group of one rank, launched and in a graph: it shows that NCCL is captured, and no exchange
     families  small models with attention sinks, rings, a tower of pictures, adapters: they start, answer with
               graphs as without, and as torch's operators do (``gpu_families``)
@@ -273,6 +274,12 @@ def drafts(args: argparse.Namespace) -> Iterator[Found]:
     yield from draft_steps(args, chosen(args))
 
 
+def small(args: argparse.Namespace) -> Iterator[Found]:
+    from benchmarks.gpu_decode import small_kernels
+
+    yield from small_kernels(args, chosen(args))
+
+
 def nccl(args: argparse.Namespace) -> Iterator[Found]:
     """Of each number of rows: microseconds of a sum, launched and recorded, and whether both give the right bits."""
     import tempfile
@@ -317,6 +324,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
     "decode": decode,
     "profile": profile,
     "drafts": drafts,
+    "small": small,
     "nccl": nccl,
     "families": families,
 }

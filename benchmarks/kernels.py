@@ -29,10 +29,11 @@ from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.tensor.device import multiplies_fp8
 from weft.tensor.ops.elementwise import rotary, silu_mul
-from weft.tensor.ops.linear import quantized_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.write_kv import write_kv
-from weft.tensor.weights.quantized import PART, Codes, in_tiles, rounded
+from weft.tensor.weights.quantized import PART, Codes, in_tiles
+from weft.tensor.weights.rounded import rounded
 from weft.units import PAGE_TOKENS, pages_for
 from weft_tools.bench import kernels
 from weft_tools.bench.kernels import Bench, Call, Case, pages_of, parts_of, size_of
@@ -106,7 +107,7 @@ def _products(architecture: Architecture, bench: Bench) -> Iterator[Case]:
         for form, weight in weights.items():
             yield Case(
                 f"product {form} {count}",
-                partial(quantized_linear, x, weight),
+                partial(weight_product, x, weight),
                 2 * size_of(x) + size_of(weight.codes, weight.scales),
                 2 * count * width**2,
             )

@@ -34,8 +34,9 @@ import torch.nn.functional as F
 
 from weft.host import cpu_name_and_flags, usable_cores
 from weft.tensor import native
-from weft.tensor.ops.linear import quantized_linear, tiled_linear
-from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, in_tiles, rounded
+from weft.tensor.ops.linear import weight_product
+from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, in_tiles
+from weft.tensor.weights.rounded import rounded
 from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
@@ -72,20 +73,20 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
         )
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
-        found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
+        found["tiled"] = (tiles[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in tiles])
         less = [made for weight in plain if tiles and (made := to_twelve_bit((rows_of(weight),))) is not None]
         if less:
-            found["twelve_bit"] = (less[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in less])
+            found["twelve_bit"] = (less[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in less])
     for bits in (8, 4):
         codes = rounded(base, bits)
         for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):
             weights = [replace(in_tiles(codes), exact=exact) for _ in range(copies)]
-            found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
+            found[name] = (weights[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in weights])
     for name, stored in forms_of_files(out, columns).items():
         weights = [in_tiles(stored) for _ in range(copies)]
-        found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
+        found[name] = (weights[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in weights])
     both = [in_tiles(rounded(base, 8), byte_inputs=True) for _ in range(copies)]
-    found["w8a8"] = (both[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in both])
+    found["w8a8"] = (both[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in both])
     return found
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.quantised_logits import conversations, scores
 from weft.api import Engine
 from weft.models.hub import resolve_model
-from weft.tensor.weights.quantized import rounded
+from weft.tensor.weights.rounded import rounded
 
 ROLES: dict[str, str] = {
     "beta and decay rows": r"in_proj_(a|b|ba)\.|\.(a|b)_proj\.|f_[ab]_proj\.",

@@ -35,7 +35,7 @@ from tests.oracle.model_driver import ModelDriver
 from tests.unit.models.test_forms import experts_one_by_one
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.weights.quantized import Codes
 from weft.tensor.weights.tiles import coded_tiles
 
@@ -160,7 +160,7 @@ def speeds(rounds: int) -> dict[str, dict[int, float]]:
     copies = len(forms["int8"][1])
     for name, codes in tried_forms().items():
         coded = [made for _ in range(copies) if (made := coded_tiles(codes)) is not None]
-        forms[name] = (coded[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in coded])
+        forms[name] = (coded[0].nbytes, [lambda x, w=w: weight_product(x, w) for w in coded])
     seconds = {count: measure(rows, columns, count, forms, rounds, time.thread_time).milliseconds for count in ROWS}
     return {
         name: {count: seconds[count][own_form(name)] / seconds[count][name] for count in ROWS}

@@ -49,7 +49,7 @@ struct AmxTiles {
   }
   template <int TO, int X, int W>
   static void dot_bytes() {
-    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(X), "i"(W));
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(X), "i"(W));
   }
 };
 

@@ -157,13 +157,16 @@ auto with_codes(const Weight& weight, const Of& of) {
 void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
   const auto multiply = with_codes(args.weight, []<int BITS, Zero ZERO>() { return few_code_rows_of<BITS, ZERO>; });
   f32x16 totals[kFewRows];
-  const PieceOutput output(args, 0, args.rows, tile, end);
+  const PieceOutput<bf16> output(args, 0, args.rows, tile, end);
   for (; tile < end; ++tile) {
     {
       const FlushDenormals flushed;
       multiply(args, x, tile, totals);
     }
-    for (int64_t r = 0; r < args.rows; ++r) output.write<1>(r, tile, totals + r, sums);
+    for (int64_t r = 0; r < args.rows; ++r) {
+      if (sums) totals[r] = without_minimums(args.weight, tile, sums + r * steps_of(args.weight), totals[r]);
+      output.write<1>(r, tile, totals + r);
+    }
   }
 }
 
@@ -260,7 +263,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
     return left < kTileSide ? left : kTileSide;
   };
   const int64_t chunk_steps = pairs > 1 ? kCodeChunkSteps : kShortChunkSteps;
-  const PieceOutput output(args, first, last, tile, end);
+  const PieceOutput<bf16> output(args, first, last, tile, end);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     std::memset(totals, 0, static_cast<size_t>(pairs * kPairSums) * sizeof(float));
@@ -298,11 +301,13 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
     }
     for (int64_t block = 0; block < blocks; ++block)
       for (int64_t r = 0; r < rows_of(block); ++r) {
-        f32x16 of_tiles[2];
-        for (int t = 0; t < count; ++t)
-          of_tiles[t] = load(totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers + r * kTile);
         const int64_t row = first + block * kTileSide + r;
-        count == 2 ? output.write<2>(row, tile, of_tiles, sums_of_x) : output.write<1>(row, tile, of_tiles, sums_of_x);
+        f32x16 of_tiles[2];
+        for (int t = 0; t < count; ++t) {
+          of_tiles[t] = load(totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers + r * kTile);
+          if (sums_of_x) of_tiles[t] = without_minimums(weight, tile + t, sums_of_x + row * steps, of_tiles[t]);
+        }
+        count == 2 ? output.write<2>(row, tile, of_tiles) : output.write<1>(row, tile, of_tiles);
       }
   }
 }

@@ -5,12 +5,13 @@
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
 // rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
-//     piece    4 to 16 tiles of W, and up to 512 rows of x
+//     piece    4 to 16 tiles of W, and up to 256 rows of x
 //     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
 //              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
 //
-// All tiles of a piece take a chunk before the next one: 512 KB of x and 512 KB of sums stay in the L2 cache. With 4,608
-// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time.
+// All tiles of a piece take a chunk before the next one: 256 KB of x and 256 KB of sums stay in the L2 cache. With 4,608
+// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time. With
+// 512 rows in a piece some of its 1.3 MB did: 1.1 to 1.25 times the time, though 12 bits are unpacked half as often.
 // After the last chunk a pair of blocks is written at once.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
@@ -26,6 +27,7 @@
 #include "coded_numbers.hpp"
 #include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
+#include "piece_output.hpp"
 #include "table.hpp"
 
 #include <optional>
@@ -40,7 +42,7 @@ constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
 constexpr int64_t kAheadLines = 2;           // of the next chunk for a step: 4 were slower for 128 rows of 4608 columns
-constexpr int64_t kMatrixPartRows = 512;     // of a piece; W is read and unpacked for each
+constexpr int64_t kMatrixPartRows = 256;     // of a piece; W is read and unpacked for each
 constexpr int64_t kCodePartBytes = 1 << 20;  // bytes of x in a piece of codes
 constexpr int64_t kCodePartRows = 128;       // least rows of a part of codes
 // Tiles of a piece with enough of them for the threads: more where x does not stay in the L2 cache for the next piece.
@@ -188,69 +190,6 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
   }
 }
 
-// Columns of a product's output, of which a piece computes some.
-int64_t columns_of(const LinearArgs& args) { return args.gated ? args.weight.out / 2 : args.weight.out; }
-
-// The output of a piece: [rows of x][tiles of W], written where it belongs or through a buffer.
-//
-//     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a separate
-//              page: misses of the TLB and reads for ownership took half of the time of 512 rows, in a copy of the loop.
-//     staged   all tiles of the piece, until the last pair completes a row, which then goes past the caches. For outputs
-//              that no cache holds until they are read: 1.05 to 1.35 times the products in a second (256 and 512 rows,
-//              one core with AMX).
-class PieceOutput {
- public:
-  PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
-      : args_(args), columns_(columns_of(args)), first_(first), tile_(tile), width_((end - tile) * kTile) {
-    const bool in_lines = columns_ % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
-    if (in_lines && last - first >= kStagedRows && args.rows * columns_ * 2 >= kStagedBytes)
-      staged_ = scratch_.take<bf16>((last - first) * width_);
-  }
-  ~PieceOutput() {
-    if (staged_) _mm_sfence();  // an ordinary store tells other threads that this is written, and may not overtake it
-  }
-  PieceOutput(const PieceOutput&) = delete;
-  PieceOutput& operator=(const PieceOutput&) = delete;
-
-  // The line that ``write`` stores to.
-  bf16* line(int64_t row, int64_t tile) const {
-    return staged_ ? staged_ + (row - first_) * width_ + (tile - tile_) * kTile : out(row, tile);
-  }
-
-  // Sums of COUNT tiles: 1, or 2 from an even tile of the piece on. The last tiles of a row are written last.
-  // ``sums_of_x``: for weights with minimums.
-  template <int COUNT>
-  WEFT_INLINE void write(int64_t row, int64_t tile, const f32x16* sums, const float* sums_of_x = nullptr) const {
-    bf16* const to = line(row, tile);
-    if (!args_.bias && !sums_of_x && columns_ >= (tile + COUNT) * kTile) {
-      for (int t = 0; t < COUNT; ++t) store(to + t * kTile, sums[t]);
-    } else {
-      for (int t = 0; t < COUNT; ++t) {
-        f32x16 sum = sums[t];
-        if (sums_of_x) sum = without_minimums(args_.weight, tile + t, sums_of_x + row * steps_of(args_.weight), sum);
-        const int64_t left = columns_ - (tile + t) * kTile;
-        store_some(to + t * kTile, args_.bias ? sum + load_some(args_.bias + (tile + t) * kTile, left) : sum, left);
-      }
-    }
-    if (staged_ && (tile + COUNT - tile_) * kTile == width_) stream(row);
-  }
-
- private:
-  static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20;
-
-  bf16* out(int64_t row, int64_t tile) const { return static_cast<bf16*>(args_.out) + row * columns_ + tile * kTile; }
-  void stream(int64_t row) const {
-    bf16 *const from = line(row, tile_), *const to = out(row, tile_);
-    for (int64_t at = 0; at < width_; at += 2 * kTile)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_load_si512(from + at));
-  }
-
-  const LinearArgs& args_;
-  int64_t columns_, first_, tile_, width_;
-  bf16* staged_ = nullptr;
-  Scratch scratch_;
-};
-
 // Bytes that the body of a piece of ``rows`` rows of x and ``tiles`` tiles of W takes: its output, the sums of its blocks,
 // and, of codes, totals.
 int64_t piece_scratch(int64_t rows, int64_t tiles) {
@@ -265,7 +204,7 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
   f32x16 sums[2][kFewRows];
   const auto multiply = args.rows == 1 ? few_row_sums<1> : few_row_sums<2>;
   const int64_t rows = args.rows, width = steps_of(args.weight) * kStepColumns;
-  const PieceOutput output(args, 0, rows, tile, end);
+  const PieceOutput<bf16> output(args, 0, rows, tile, end);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     for (int t = 0; t < count; ++t)
@@ -286,7 +225,7 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
 
 // A pair of blocks of x times ``count`` tiles of W, of which the first is ``tile``.
 struct PairOfBlocks {
-  const PieceOutput& output;
+  const PieceOutput<bf16>& output;
   int64_t first, last;  // rows of x
   int64_t tile;
   int count;
@@ -331,7 +270,7 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
   float* const sums = scratch.take<float>(together * sums_of_two);
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
   const TileKernels& unit = tile_kernels();
-  const PieceOutput output(args, first, last, tile, end);
+  const PieceOutput<bf16> output(args, first, last, tile, end);
   const UnitInUse in_use(unit);
   for (; tile < end; tile += 2 * outputs) {
     std::optional<TileChunks> weights[kWideTiles / 2];

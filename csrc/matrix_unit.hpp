@@ -1,7 +1,7 @@
 // Tile products of a matrix unit: which unit multiplies, and the blocks that it is asked for.
 //
 //     none       the CPU has no unit that these kernels know: vectors multiply (tiles.hpp, twelve_bit.hpp, w8a8.hpp)
-//     amx        Intel's AMX: tdpbf16ps and tdpbsud (amx.cpp)
+//     amx        Intel's AMX: tdpbf16ps and tdpbssd (amx.cpp)
 //     software   the same tiles in plain C++, operation by operation as the manual states them: for tests on any CPU
 //
 //     block      2 tiles of x (16 rows each)  times  2 tiles of W (16 rows each), over some columns
@@ -47,10 +47,9 @@ struct HalfBlock {
   Ahead ahead;
 };
 
-// As HalfBlock, in bytes: x is signed, W unsigned, a step has 64 columns. Sums begin at zero.
+// As HalfBlock, in signed bytes: a step has 64 columns. Sums begin at zero.
 struct ByteBlock {
-  const int8_t* x;
-  const uint8_t* w;
+  const int8_t *x, *w;
   int64_t x_stride, w_stride;
   int64_t steps;
   int x_tiles, w_tiles;

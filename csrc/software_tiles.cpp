@@ -1,4 +1,4 @@
-// The tiles of a matrix unit in plain C++: tdpbf16ps and tdpbsud, operation by operation as Intel's manual states
+// The tiles of a matrix unit in plain C++: tdpbf16ps and tdpbssd, operation by operation as Intel's manual states
 // them. Some thousand times as slow. It is the reference that the vector kernel and the hardware are compared with, on
 // any CPU.
 //
@@ -98,7 +98,7 @@ struct SoftwareTiles {
         for (int64_t quad = 0; quad < kTileSide; ++quad)
           for (int64_t byte = 0; byte < 4; ++byte)
             total += static_cast<int8_t>(x[row * 64 + quad * 4 + byte]) *
-                     static_cast<int32_t>(w[quad * 64 + column * 4 + byte]);
+                     static_cast<int8_t>(w[quad * 64 + column * 4 + byte]);
         std::memcpy(at, &total, sizeof total);
       }
   }

@@ -68,20 +68,15 @@ void byte_block(const ByteBlock& block) {
   if constexpr (X == 2) Tiles::template zero<2>();
   if constexpr (X == 2 && W == 2) Tiles::template zero<3>();
   for (int64_t step = 0; step < block.steps; ++step) {
-    const int8_t* const x = block.x + step * kTileBytes;
-    const uint8_t* const w = block.w + step * kTileBytes;
-    Tiles::template load<4>(x);
+    const int8_t *const x = block.x + step * kTileBytes, *const w = block.w + step * kTileBytes;
+    Tiles::template load_passing<4>(x);
     Tiles::template load<6>(w);
+    if constexpr (W == 2) Tiles::template load<7>(w + block.w_stride);
+    if constexpr (X == 2) Tiles::template load_passing<5>(x + block.x_stride);
     Tiles::template dot_bytes<0, 4, 6>();
-    if constexpr (W == 2) {
-      Tiles::template load<7>(w + block.w_stride);
-      Tiles::template dot_bytes<1, 4, 7>();
-    }
-    if constexpr (X == 2) {
-      Tiles::template load<5>(x + block.x_stride);
-      Tiles::template dot_bytes<2, 5, 6>();
-      if constexpr (W == 2) Tiles::template dot_bytes<3, 5, 7>();
-    }
+    if constexpr (W == 2) Tiles::template dot_bytes<1, 4, 7>();
+    if constexpr (X == 2) Tiles::template dot_bytes<2, 5, 6>();
+    if constexpr (X == 2 && W == 2) Tiles::template dot_bytes<3, 5, 7>();
   }
   int32_t* const sums = block.sums;
   Tiles::template store<0>(sums);

@@ -7,7 +7,8 @@
 //   block  6 rows of x times 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
 //          then total += float(sum) * (scale of W * scale of x), part after part             float32, in the L1 cache
 //
-//   (code - 128) x = code x - 128 x:   a sum begins at -128 times the sum of its x, so W need not be signed
+//   (code - 128) x = code x - 128 x:   a sum begins at -128 times the sum of its x, so W need not be signed. A matrix
+//                                      unit multiplies signed bytes, and has a chunk of W as such for all rows
 //
 // Sums of a part are integers below 2^24, exact in any order and in float32 as well: where there is no vpdpbusd they
 // are made of floats. Totals are made part after part, each product rounded before it is added (``alone``; a fused one
@@ -22,6 +23,7 @@
 #include "flush_denormals.hpp"
 #include "linear.hpp"
 #include "matrix_unit.hpp"
+#include "piece_output.hpp"
 
 namespace weft {
 namespace {
@@ -93,18 +95,26 @@ WEFT_INLINE void store_codes(int8_t* to, i32x16 codes) {
 // tiles of a matrix unit, [rows / 16][parts][2][16 rows][64 columns], else in rows, [rows][padded].
 template <class Code, bool TILES = false>
 struct ByteRows {
+  // Tiles whose rows cross lines took the unit twice the time.
+  struct alignas(64) Line {
+    Code codes[64 / sizeof(Code)];
+  };
   int64_t parts = 0, padded = 0;
-  std::vector<Code> codes;
-  std::vector<float> scales;    // [rows][parts]
-  std::vector<int32_t> starts;  // [rows][parts]: -128 times the sum of the codes
+  std::vector<Line> lines;
+  std::vector<float> scales;    // [rows][parts]; for tiles [rows / 16][parts][16]
+  std::vector<int32_t> starts;  // [rows][parts]: -128 times the sum of the codes; none for tiles, whose W is signed
 
   void resize(int64_t rows, int64_t in) {
     parts = (in + kPart - 1) / kPart;
     padded = parts * kPart;
-    codes.resize(static_cast<size_t>((TILES ? (rows + kTile - 1) / kTile * kTile : rows) * padded));
-    scales.resize(static_cast<size_t>(rows * parts));
-    starts.resize(static_cast<size_t>(rows * parts));
+    const int64_t places = TILES ? (rows + kTile - 1) / kTile * kTile : rows;
+    lines.resize(static_cast<size_t>(places * padded) / (64 / sizeof(Code)));
+    scales.resize(static_cast<size_t>(places * parts));
+    if (!TILES) starts.resize(static_cast<size_t>(rows * parts));
   }
+
+  Code* codes() { return lines.data()->codes; }
+  const Code* codes() const { return lines.data()->codes; }
 
   template <class T>
   void set_row(int64_t row, const T* x, int64_t in) {
@@ -126,17 +136,17 @@ struct ByteRows {
     std::memcpy(&reach, &largest_bits, sizeof reach);
     const bool finite = largest_bits < 0x7F800000, some = finite && reach >= kLeastOfPart;
     const f32x16 up = splat(some ? 127.0f / reach : 0), whole = splat(12582912.0f);  // 1.5 * 2^23: its last bit is 1
-    Code* const to = codes.data() + (TILES ? (row / kTile * parts + part) * kPart * kTile + row % kTile * (kPart / 2)
-                                           : row * padded + part * kPart);
+    Code* const to = codes() + (TILES ? (row / kTile * parts + part) * kPart * kTile + row % kTile * (kPart / 2)
+                                      : row * padded + part * kPart);
     i32x16 total = {};
     for (int i = 0; i < kVectors; ++i) {
       const i32x16 rounded = some ? (i32x16)(alone(values[i] * up) + whole) - (i32x16)whole : i32x16{};
       total += rounded;
       store_codes(to + (TILES ? i / 4 * (kPart / 2) * kTile + i % 4 * 16 : 16 * i), rounded);
     }
-    const size_t at = static_cast<size_t>(row * parts + part);
-    scales[at] = some ? reach / 127.0f : finite ? 0 : std::nanf("");
-    starts[at] = -128 * sum_of(total);
+    const int64_t at = TILES ? (row / kTile * parts + part) * kTile + row % kTile : row * parts + part;
+    scales[static_cast<size_t>(at)] = some ? reach / 127.0f : finite ? 0 : std::nanf("");
+    if (!TILES) starts[static_cast<size_t>(at)] = -128 * sum_of(total);
   }
 };
 
@@ -200,7 +210,7 @@ void byte_sums(const Weight& weight, int64_t tile, const ByteRows<Code>& x, int6
     f32x16 scales[TILES];
     for (int t = 0; t < TILES; ++t) scales[t] = scales_of(tile + t, part * kPart / weight.group);
     const int64_t at = row * x.parts + part;
-    add_part<ROWS, TILES>(from + first * 64, stride, scales, x.codes.data() + row * x.padded + 4 * first, x.padded,
+    add_part<ROWS, TILES>(from + first * 64, stride, scales, x.codes() + row * x.padded + 4 * first, x.padded,
                           x.scales.data() + at, x.starts.data() + at, x.parts, count, totals);
   }
 }
@@ -260,59 +270,96 @@ void byte_products_of(const LinearArgs& args) {
 }
 
 #if defined(__AVX512F__)
-constexpr int64_t kMatrixBytesOfX = 1 << 19;  // bytes of x in a piece, for the L2 cache
+constexpr int64_t kByteRows = 512;  // of a piece; W comes out of memory for each
+constexpr int64_t kByteTiles = 8;   // most tiles of W in a piece
+constexpr int64_t kChunkParts = 4;  // 512 columns of 2 tiles of W: 16 KB for the L1 cache
+constexpr int64_t kPartTile = kPart * kTile, kPairSums = 4 * kSumNumbers;
 
-// Rows [first, last) of x times tiles [tile, end) by the matrix unit: a part of 128 columns of 2 x 2 tiles at a time,
-// whose sums are scaled and added as vectors do it.
+// Sums of PARTS parts, ``kPairSums`` apart, scaled and added one after the other to the totals of ``rows`` rows of x and one
+// tile of W, as vectors do it. ``w_scales`` [parts], ``x_scales`` [parts][16].
+template <int PARTS>
+WEFT_INLINE void add_byte_sums(const int32_t* sums, const f32x16* w_scales, const float* x_scales, int64_t rows,
+                               float* totals) {
+  for (int64_t r = 0; r < rows; ++r) {
+    f32x16 total = load(totals + r * kTile);
+    for (int part = 0; part < PARTS; ++part)
+      total += alone(converted<f32x16>(load_as<i32x16>(sums + part * kPairSums + r * kTile)) *
+                     (w_scales[part] * x_scales[part * kTile + r]));
+    store(totals + r * kTile, total);
+  }
+}
+
+// Tiles [tile, tile + count) of W as signed codes: ``parts`` parts of 128 columns from ``part`` on.
+void signed_chunk(const Weight& weight, int64_t tile, int count, int64_t part, int64_t parts, int8_t* to) {
+  const int64_t stride = (weight.in + kLine - 1) / kLine * kLine * kTile, first = part * kPartTile;
+  const int64_t bytes = parts * kPartTile < stride - first ? parts * kPartTile : stride - first;
+  const __m512i middle = _mm512_set1_epi8(-128);
+  for (int t = 0; t < count; ++t, to += parts * kPartTile) {
+    const uint8_t* const from = static_cast<const uint8_t*>(weight.data) + (tile + t) * stride + first;
+    for (int64_t at = 0; at < bytes; at += 64)
+      _mm512_store_si512(to + at, _mm512_xor_si512(_mm512_loadu_si512(from + at), middle));
+    std::memset(to + bytes, 0, static_cast<size_t>(parts * kPartTile - bytes));
+  }
+}
+
+// Rows [first, last) of x times tiles [tile, end) by the matrix unit: a chunk of columns for all tiles, then the next
+// chunk, as in matrix_pieces.hpp. Vectors scale the parts of a chunk together.
 template <class T>
 void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, int64_t first, int64_t last,
                        int64_t tile, int64_t end) {
-  constexpr int64_t kPartTile = kPart * kTile, kQuadBytes = 4 * kTile;
+  constexpr int64_t kPartSteps = 2;
   const Weight& weight = args.weight;
-  const int64_t quads = (weight.in + kLine - 1) / kLine * (kLine / 4), stride = quads * kQuadBytes;
+  const int64_t pairs = (last - first + 2 * kTile - 1) / (2 * kTile), twos = (end - tile + 1) / 2;
   const GroupNumbers scales = GroupNumbers::scales(weight);
   const TileKernels& unit = tile_kernels();
-  alignas(64) uint8_t room[2 * kPartTile];
-  alignas(64) int32_t sums[4 * kSumNumbers];
-  f32x16 totals[4 * kTile];
+  alignas(64) int8_t room[2 * kChunkParts * kPartTile];
+  alignas(64) int32_t sums[kChunkParts][kPairSums];
+  Scratch scratch;
+  float* const totals = scratch.take<float>(twos * pairs * kPairSums);  // [twos][pairs][blocks][tiles][16 rows][16]
+  std::memset(totals, 0, static_cast<size_t>(twos * pairs * kPairSums) * sizeof(float));
+  const PieceOutput<T> output(args, first, last, tile, end);
   const UnitInUse in_use(unit);
-  for (; tile < end; tile += 2) {
-    const int count = tile + 1 < end ? 2 : 1;
-    const uint8_t* const tiles = static_cast<const uint8_t*>(weight.data) + tile * stride;
-    for (int64_t row = first; row < last; row += 2 * kTile) {
-      const int blocks = row + kTile < last ? 2 : 1;
-      for (f32x16& total : totals) total = splat(0);
-      for (int64_t part = 0; part < x.parts; ++part) {
-        const int64_t bytes = (quads - part * (kPart / 4)) * kQuadBytes;  // of a tile, from this part on
-        const uint8_t* w = tiles + part * kPartTile;
-        int64_t w_stride = stride;
-        if (bytes < kPartTile) {
-          std::memset(room, 0, sizeof room);
-          for (int t = 0; t < count; ++t) std::memcpy(room + t * kPartTile, w + t * stride, static_cast<size_t>(bytes));
-          w = room;
-          w_stride = kPartTile;
-        }
-        unit.bytes({x.codes.data() + (row / kTile * x.parts + part) * kPartTile, w, x.parts * kPartTile, w_stride, 2,
-                    blocks, count, sums});
-        for (int t = 0; t < count; ++t) {
-          const f32x16 scale = scales(tile + t, part * kPart / weight.group);
-          for (int block = 0; block < blocks; ++block)
-            for (int64_t r = 0; r < kTile && row + block * kTile + r < last; ++r) {
-              const size_t at = static_cast<size_t>((row + block * kTile + r) * x.parts + part);
-              const i32x16 sum = load_as<i32x16>(sums + (block * count + t) * kSumNumbers + r * kTile);
-              totals[(block * 2 + t) * kTile + r] +=
-                  alone(converted<f32x16>(sum + x.starts[at]) * (scale * x.scales[at]));
-            }
+  for (int64_t begin = 0; begin < x.parts; begin += kChunkParts) {
+    const int64_t parts = begin + kChunkParts < x.parts ? kChunkParts : x.parts - begin;
+    const bool is_last = begin + parts == x.parts;
+    for (int64_t two = 0; two < twos; ++two) {
+      const int64_t column = tile + 2 * two;
+      const int count = column + 1 < end ? 2 : 1;
+      signed_chunk(weight, column, count, begin, parts, room);
+      f32x16 w_scales[2][kChunkParts];
+      for (int64_t part = 0; part < parts; ++part)
+        for (int t = 0; t < count; ++t) w_scales[t][part] = scales(column + t, (begin + part) * kPart / weight.group);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t row = first + pair * 2 * kTile;
+        const int blocks = row + kTile < last ? 2 : 1;
+        float* const of_pair = totals + (two * pairs + pair) * kPairSums;
+        for (int64_t part = 0; part < parts; ++part)
+          unit.bytes({.x = x.codes() + (row / kTile * x.parts + begin + part) * kPartTile,
+                      .w = room + part * kPartTile,
+                      .x_stride = x.parts * kPartTile,
+                      .w_stride = parts * kPartTile,
+                      .steps = kPartSteps,
+                      .x_tiles = blocks,
+                      .w_tiles = count,
+                      .sums = sums[part]});
+        for (int block = 0; block < blocks; ++block)
+          for (int tile = 0; tile < count; ++tile) {
+            const int64_t from = row + block * kTile, rows = last - from < kTile ? last - from : kTile;
+            const int64_t at = (block * count + tile) * kSumNumbers;
+            const float* const x_scales = x.scales.data() + (from / kTile * x.parts + begin) * kTile;
+            const auto add = parts == 4   ? add_byte_sums<4>
+                             : parts == 3 ? add_byte_sums<3>
+                             : parts == 2 ? add_byte_sums<2>
+                                          : add_byte_sums<1>;
+            add(sums[0] + at, w_scales[tile], x_scales, rows, of_pair + at);
+          }
+        if (!is_last) continue;
+        for (int64_t r = row; r < last && r < row + 2 * kTile; ++r) {
+          const float* const of_row = of_pair + (r - row) / kTile * count * kSumNumbers + (r - row) % kTile * kTile;
+          const f32x16 of_tiles[2] = {load(of_row), count == 2 ? load(of_row + kSumNumbers) : splat(0)};
+          count == 2 ? output.template write<2>(r, column, of_tiles) : output.template write<1>(r, column, of_tiles);
         }
       }
-      for (int block = 0; block < blocks; ++block)
-        for (int t = 0; t < count; ++t)
-          for (int64_t r = 0; r < kTile && row + block * kTile + r < last; ++r) {
-            const int64_t at = (tile + t) * kTile, left = weight.out - at;
-            const f32x16 y = totals[(block * 2 + t) * kTile + r];
-            store_some(static_cast<T*>(args.out) + (row + block * kTile + r) * weight.out + at,
-                       args.bias ? y + load_some(args.bias + at, left) : y, left);
-          }
     }
   }
 }
@@ -322,21 +369,28 @@ void matrix_byte_products(const LinearArgs& args) {
   static thread_local ByteRows<int8_t, true> buffer;
   ByteRows<int8_t, true>& x = buffer;
   const Weight& weight = args.weight;
+  Pool& pool = Pool::instance();
   x.resize(args.rows, weight.in);
-  Pool::instance().for_each(args.rows, 0.2 * static_cast<double>(weight.in), [&](int64_t row) {
-    x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
-  });
-  const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
-  const int64_t blocks = (args.rows + kTile - 1) / kTile,
-                parts = (args.rows * x.padded + kMatrixBytesOfX - 1) / kMatrixBytesOfX;
+  pool.for_each(args.rows, 0.2 * static_cast<double>(weight.in),
+                [&](int64_t row) { x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in); });
+  const int64_t tiles = (weight.out + kTile - 1) / kTile;
+  const int64_t blocks = (args.rows + kTile - 1) / kTile, parts = (args.rows + kByteRows - 1) / kByteRows;
+  // Some four pieces for each thread if there are enough tiles.
+  const int64_t fair = tiles * parts / (4 * pool.threads()) / 2 * 2;
+  const int64_t of_piece = args.rows <= 2 * kTile || fair < kOutTiles ? kOutTiles
+                           : fair < kByteTiles                        ? fair
+                                                                      : kByteTiles;
+  const int64_t items = (tiles + of_piece - 1) / of_piece, rows_of_piece = (blocks + parts - 1) / parts * kTile;
+  pool.reserve(scratch_bytes<T>(rows_of_piece * of_piece * kTile) +
+               scratch_bytes<float>((rows_of_piece + kTile) * of_piece * kTile));
   // Some 25 GB of weights, or 500 billion products, in a second.
-  const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
+  const double nanoseconds = static_cast<double>(of_piece * kTile * weight.in) *
                              (0.04 + 0.002 * static_cast<double>(args.rows) / static_cast<double>(parts));
-  Pool::instance().for_each(items * parts, nanoseconds, [&](int64_t at) {
-    const int64_t tile = at % items * kOutTiles, part = at / items;
+  pool.for_each(items * parts, nanoseconds, [&](int64_t at) {
+    const int64_t tile = at % items * of_piece, part = at / items;
     const int64_t first = blocks * part / parts * kTile, last = blocks * (part + 1) / parts * kTile;
     matrix_byte_piece<T>(args, x, first, last < args.rows ? last : args.rows, tile,
-                         tile + kOutTiles < tiles ? tile + kOutTiles : tiles);
+                         tile + of_piece < tiles ? tile + of_piece : tiles);
   });
 }
 #endif

@@ -253,6 +253,9 @@ class EngineConfig:
     gpu_kernels: Literal["auto", "triton", "torch"] = debug(
         "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed."
     )
+    joined_kernels: Literal["on", "off"] = debug(
+        "on", "Small kernels on a GPU that one launch computes with others, the bits being the same: on, or off."
+    )
     attention_backend: Literal["weft", "flashinfer"] = debug(
         "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer (capability 9.0) where it fits."
     )

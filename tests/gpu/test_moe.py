@@ -16,7 +16,8 @@ from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.kernels import moe as triton
 from weft.tensor.ops.elementwise import Activation
 from weft.tensor.ops.moe import ExpertBiases, moe
-from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, rounded
+from weft.tensor.weights.quantized import QuantizedWeight, in_tiles
+from weft.tensor.weights.rounded import rounded
 from weft.units import PAD
 
 Case = dict[str, torch.Tensor]

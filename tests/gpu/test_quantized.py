@@ -16,7 +16,7 @@ from weft.tensor.device import multiplies_fp8
 from weft.tensor.gpu import products
 from weft.tensor.gpu.products import ColumnSplits
 from weft.tensor.kernels import quantized_linear as triton
-from weft.tensor.ops.linear import byte_product, quantized_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
 from weft.units import PAD
@@ -41,9 +41,9 @@ def test_a_product_equals_that_of_the_widened_weight(
     for rows in (1, 19):
         x = noise(rows, rows, 200)
         want = naive_ops.quantized_linear(x, made, bias)
-        got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
+        got = weight_product(x.to(device), on(made, device), bias.to(device)).cpu()
         torch.testing.assert_close(got, want, **close(torch.float32))
-        plain = quantized_linear(x.to(device).bfloat16(), on(made, device)).cpu()
+        plain = weight_product(x.to(device).bfloat16(), on(made, device)).cpu()
         assert plain.dtype == torch.bfloat16
         torch.testing.assert_close(plain.float(), want - bias, atol=0.3, rtol=2e-2)
     assert (
@@ -59,13 +59,13 @@ def test_many_rows_are_multiplied_with_the_values_of_the_weight(
     for dtype in (torch.float32, torch.float16):
         assert torch.equal(triton.dense(made, dtype).float(), made.dense().to(dtype).float())
     x, bias = noise(3, 19, 200).to(device), noise(5, 70).to(device)
-    want = quantized_linear(x, made, bias)
+    want = weight_product(x, made, bias)
     dequantised: list[int] = []
     dense = triton.dense
     monkeypatch.setattr(triton, "dense", lambda *given: (dequantised.append(1), dense(*given))[1])
     monkeypatch.setattr(triton, "DENSE_ROWS", 19)
-    torch.testing.assert_close(quantized_linear(x, made, bias), want, **close(torch.float32))
-    quantized_linear(x[:18], made, bias)
+    torch.testing.assert_close(weight_product(x, made, bias), want, **close(torch.float32))
+    weight_product(x[:18], made, bias)
     assert len(dequantised) == 1, "few rows read the codes"
 
 
@@ -74,21 +74,21 @@ def test_bytes_times_bytes_have_the_same_bits_on_every_machine(group: int, devic
     made = replace(weight(8, 70, 300, group=group), byte_inputs=True)
     bias, x = noise(5, 70), noise(4, 3, 300) * torch.tensor([[1.0], [1e-33], [40.0]])
     x[2, 130] = float("inf")
-    want = byte_product(x, made, bias)
+    want = made.byte_product(x, bias)
     assert want[2].isnan().all()
-    got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
+    got = weight_product(x.to(device), on(made, device), bias.to(device)).cpu()
     assert torch.equal(got[:2], want[:2])
     assert got[2].isnan().all()
-    assert torch.equal(quantized_linear(x[:0].to(device), on(made, device)).cpu(), want[:0])
-    half = quantized_linear(x[:2].to(device).half(), on(made, device)).cpu()
-    assert torch.equal(half, byte_product(x[:2].half(), made))
+    assert torch.equal(weight_product(x[:0].to(device), on(made, device)).cpu(), want[:0])
+    half = weight_product(x[:2].to(device).half(), on(made, device)).cpu()
+    assert torch.equal(half, made.byte_product(x[:2].half()))
     exact = naive_ops.quantized_linear(x[:1], replace(made, byte_inputs=False), bias)
     assert (got[:1] - exact).abs().max() > 1e-5, "the control: inputs are rounded"
 
 
 def test_no_row_is_no_product(device: torch.device) -> None:
     made = on(weight(4, 32, 64), device)
-    assert quantized_linear(torch.empty(2, 0, 64, device=device), made).shape == (2, 0, 32)
+    assert weight_product(torch.empty(2, 0, 64, device=device), made).shape == (2, 0, 32)
 
 
 @pytest.mark.parametrize(("bits", "zeros", "gated"), [(8, False, True), (4, True, True), (4, False, False)])
@@ -126,13 +126,13 @@ def test_a_product_with_fp8_is_that_of_its_widened_values(
     for rows in (1, 19):
         x = noise(rows, rows, 200)
         want = naive_ops.quantized_linear(x, weight, bias)
-        got = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
+        got = weight_product(x.to(device), on(weight, device), bias.to(device)).cpu()
         scale = float(want.abs().max())
         torch.testing.assert_close(got, want, atol=1e-5 * scale, rtol=1e-5)
     for dtype in (torch.float32, torch.float16):
         assert torch.equal(triton.dense(on(weight, device), dtype).cpu(), weight.dense(dtype=dtype))
     monkeypatch.setattr(triton, "DENSE_ROWS", 19)
-    many = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
+    many = weight_product(x.to(device), on(weight, device), bias.to(device)).cpu()
     torch.testing.assert_close(many, want, atol=1e-5 * scale, rtol=1e-5)
     other = naive_ops.quantized_linear(x, fp8_weight(70, 200, high=64), bias)
     assert (want - other).abs().max() > 1e-2 * scale, "the control: other scales, another product"
@@ -148,13 +148,13 @@ def test_fp8_by_fp8_is_the_sum_of_codes_by_parts(high: int, rows: int, device: t
     made, bias = rounding(high), noise(5, 80)
     assert made.form == "fp8 x fp8"
     x = noise(rows, rows, 384) * torch.logspace(-3, 3, rows)[:, None]
-    want = byte_product(x, made, bias)
-    got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
+    want = made.byte_product(x, bias)
+    got = weight_product(x.to(device), on(made, device), bias.to(device)).cpu()
     scale = want.abs().amax(1, keepdim=True)
     assert ((got - want).abs() <= 2e-5 * scale).all()
     exact = naive_ops.quantized_linear(x, replace(made, byte_inputs=False), bias)
     assert 1e-3 < ((got - exact).abs() / scale).mean() < 0.02, "the control: inputs keep four bits"
-    alone = quantized_linear(x[-1:].to(device), on(made, device), bias.to(device)).cpu()
+    alone = weight_product(x[-1:].to(device), on(made, device), bias.to(device)).cpu()
     assert ((alone - got[-1:]).abs() <= 1e-6 * scale[-1:]).all(), "whatever the number of rows"
 
 
@@ -192,17 +192,17 @@ def test_many_rows_of_fp8_are_multiplied_by_torch_with_the_same_numbers(
     codes, scales = triton.plain(made)
     assert torch.equal(codes.float() * scales.t().repeat_interleave(128, 1), made.dense())
     x = noise(3, 19, 384).to(device).bfloat16()
-    few = quantized_linear(x, made, bias)
+    few = weight_product(x, made, bias)
     asked: list[int] = []
     monkeypatch.setattr(
         torch.nn.functional, "scaled_mm", lambda *given, **more: (asked.append(1), scaled_mm(*given, **more))[1]
     )
     monkeypatch.setattr(triton, "DENSE_ROWS", 19)
-    many = quantized_linear(x, made, bias)
+    many = weight_product(x, made, bias)
     assert (asked, many.dtype, many.shape) == ([1], torch.bfloat16, (19, 80))
     assert ((many - few).abs() <= 2.0**-6 * few.abs().amax(1, keepdim=True)).all()
-    quantized_linear(x[:18], made, bias)
-    quantized_linear(x, replace(made, byte_inputs=False), bias)  # the other path: widened weights
+    weight_product(x[:18], made, bias)
+    weight_product(x, replace(made, byte_inputs=False), bias)  # the other path: widened weights
     assert len(asked) == 1
 
 
@@ -268,12 +268,12 @@ def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
     monkeypatch.setattr(torch, "empty", lambda *shape, **more: empty(*shape, **more).fill_(float("nan")))
     assert triton.splits_of(1, 40, 384) == triton.splits_of(16, 40, 384) == ColumnSplits(3, 128)
     alone, few, some = (
-        quantized_linear(x[rows].to(device), weight_, bias).cpu() for rows in (slice(5, 6), slice(0, 7), slice(0, 33))
+        weight_product(x[rows].to(device), weight_, bias).cpu() for rows in (slice(5, 6), slice(0, 7), slice(0, 33))
     )
     for got, rows in ((few, 7), (some, 33)):
         torch.testing.assert_close(got, want[:rows], atol=2e-5 * float(want.abs().max()), rtol=1e-5)
     assert torch.equal(alone[0], few[5])
-    plain = quantized_linear(x[:3].to(device), weight_).cpu()
+    plain = weight_product(x[:3].to(device), weight_).cpu()
     torch.testing.assert_close(plain, want[:3] - bias.cpu(), atol=2e-5 * float(want.abs().max()), rtol=1e-5)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
+from weft.tensor.weights.rounded import rounded
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 from tests.ops.quantised import noise
 from tests.support import naive_ops
 from weft.tensor import native
-from weft.tensor.ops import linear
-from weft.tensor.ops.linear import quantized_linear
-from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded, stacked
+from weft.tensor.ops.linear import weight_product
+from weft.tensor.weights import quantized
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
+from weft.tensor.weights.rounded import rounded
 
 SETS = ["torch", *(native.extension().instruction_sets() if native.MISSING is None else [])]
 ROWS = [1, 2, 7, 32, 33]
@@ -58,19 +59,19 @@ def test_a_product_has_the_bits_of_the_naive_one(dtype: torch.dtype) -> None:
         for bias in (None, noise(2, rows_out)):
             truth = naive_ops.byte_product(x, w, bias)
             for rows in ROWS:
-                assert same_bits(quantized_linear(x[:rows], w, bias), truth[:rows])
+                assert same_bits(weight_product(x[:rows], w, bias), truth[:rows])
 
 
 @pytest.mark.parametrize("group", [128, 256, 1024])
 def test_weights_may_share_scales_over_several_parts(group: int) -> None:
     w, x = weight(48, 1000, group=group), noise(3, 7, 1000)
-    assert same_bits(quantized_linear(x, w), naive_ops.byte_product(x, w))
+    assert same_bits(weight_product(x, w), naive_ops.byte_product(x, w))
 
 
 def test_the_product_is_close_to_that_of_the_values() -> None:
     w, x = weight(64, 1024), noise(4, 8, 1024)
     truth = x.double() @ w.dense().double().T
-    error = (quantized_linear(x, w).double() - truth).std() / truth.std()
+    error = (weight_product(x, w).double() - truth).std() / truth.std()
     assert 1e-4 < error < 0.01
 
 
@@ -82,7 +83,7 @@ def test_halves_are_rounded_to_the_even_neighbour() -> None:
     codes = torch.full((8, 128), 128, dtype=torch.uint8)
     codes[torch.arange(8), torch.arange(8)] = 129
     w = in_tiles(Codes(8, codes, torch.ones(8, 1), None, 128), byte_inputs=True)
-    assert quantized_linear(x, w)[0].tolist() == [127, 0, 2, 2, 0, -2, -2, 4]
+    assert weight_product(x, w)[0].tolist() == [127, 0, 2, 2, 0, -2, -2, 4]
 
 
 def test_the_largest_codes_of_both_sides_are_summed_exactly() -> None:
@@ -94,15 +95,15 @@ def test_the_largest_codes_of_both_sides_are_summed_exactly() -> None:
     x[1::2] = -127
     expected = torch.tensor([127.0, -128.0]).repeat(8) * 127 * 256
     signs = torch.tensor([1.0, -1.0]).repeat(4)[:7, None]
-    assert torch.equal(quantized_linear(x, w), signs * expected)
+    assert torch.equal(weight_product(x, w), signs * expected)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
     w, bias, x = weight(70, 300), noise(5, 70), noise(6, 13, 300)
-    clean = quantized_linear(x, w, bias)
+    clean = weight_product(x, w, bias)
     x[4, 299] = bad
-    got = quantized_linear(x, w, bias)
+    got = weight_product(x, w, bias)
     assert got[4].isnan().all()
     others = torch.arange(13) != 4
     assert torch.equal(got[others], clean[others])
@@ -114,28 +115,28 @@ def test_rows_and_parts_of_nothing_give_the_bias() -> None:
     x[1] = 1e-31
     x[2] = 1e-42
     x[3, 200] = 5.0
-    got = quantized_linear(x, w, bias)
+    got = weight_product(x, w, bias)
     for row in (0, 1, 2, 4, 8):
         assert torch.equal(got[row], bias)
     assert not torch.equal(got[3], bias)
-    assert quantized_linear(x[:0], w, bias).shape == (0, 64)
+    assert weight_product(x[:0], w, bias).shape == (0, 64)
 
 
 def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
     w, x = weight(130, 224), noise(8, 40, 224)
-    together = quantized_linear(x, w)
+    together = weight_product(x, w)
     for row in (0, 5, 6, 39):
-        assert torch.equal(quantized_linear(x[row : row + 1], w)[0], together[row])
+        assert torch.equal(weight_product(x[row : row + 1], w)[0], together[row])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(9))
-    assert torch.equal(quantized_linear(x[order], w), together[order])
+    assert torch.equal(weight_product(x[order], w), together[order])
     for cut in (1, 3, 16, 33):
-        parts = [quantized_linear(x[first : first + cut], w) for first in range(0, 40, cut)]
+        parts = [weight_product(x[first : first + cut], w) for first in range(0, 40, cut)]
         assert torch.equal(torch.cat(parts), together)
 
 
 def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above: rows that are rounded together move one another."""
-    alone = linear.rounded_inputs
+    alone = quantized.rounded_inputs
 
     def shared(x_RI: torch.Tensor, **form: bool) -> tuple[torch.Tensor, torch.Tensor]:
         codes, scales = alone(x_RI, **form)
@@ -144,15 +145,15 @@ def test_scales_that_rows_share_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
 
     native.choose("torch")
     w, x = weight(130, 224), noise(8, 40, 224)
-    monkeypatch.setattr(linear, "rounded_inputs", shared)
-    assert not torch.equal(quantized_linear(x[5:6], w)[0], quantized_linear(x, w)[5])
+    monkeypatch.setattr(quantized, "rounded_inputs", shared)
+    assert not torch.equal(weight_product(x[5:6], w)[0], weight_product(x, w)[5])
 
 
 def test_inputs_may_have_other_shapes_and_strides() -> None:
     w, x = weight(48, 96), noise(10, 2, 3, 200)[..., :96]
-    assert torch.equal(quantized_linear(x, w), naive_ops.byte_product(x, w))
+    assert torch.equal(weight_product(x, w), naive_ops.byte_product(x, w))
     turned = noise(11, 96, 5).T
-    assert torch.equal(quantized_linear(turned, w), naive_ops.byte_product(turned, w))
+    assert torch.equal(weight_product(turned, w), naive_ops.byte_product(turned, w))
 
 
 def test_other_codes_stay_what_they_are_and_so_do_experts() -> None:
@@ -162,4 +163,4 @@ def test_other_codes_stay_what_they_are_and_so_do_experts() -> None:
     for other in (rounded(noise(12, 32, 256), 4), Codes(8, codes.codes, codes.scales, zeros, 128), fine):
         assert not in_tiles(other, byte_inputs=True).byte_inputs
     assert weight(32, 256).form == "w8a8"
-    assert not stacked([weight(32, 256), weight(32, 256)]).byte_inputs
+    assert not QuantizedWeight.stack([weight(32, 256), weight(32, 256)]).byte_inputs

@@ -10,9 +10,9 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor import native
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.weights.quantized import Codes
-from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, TiledWeight, coded_tiles, small_tiles
+from weft.tensor.weights.tiles import CodedTiles, TiledWeight, coded_tiles, tiled
 
 BUILT = native.MISSING is None and native.extension().has_coded_tiles()
 ROWS = (1, 2, 5, 12, 13, 40, 200)
@@ -115,7 +115,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def coded_and_plain(form: str, rows: int, columns: int) -> tuple[CodedTiles, TiledWeight]:
     codes = codes_of(form, rows, columns)
-    plain = small_tiles(codes.dense().to(torch.bfloat16))
+    plain = tiled(codes.dense().to(torch.bfloat16), apart=True)
     assert plain is not None
     return tiles_of(codes), plain
 
@@ -128,7 +128,7 @@ def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> No
         bias, same = noise(5, rows_out), not (coded.in_words and PAIRS and by not in UNITS)
         for rows in ROWS:
             x = noise(rows, rows, columns + 6, dtype=torch.bfloat16)[:, 6:]
-            product, truth = tiled_linear(x, coded, bias), tiled_linear(x, plain, bias)
+            product, truth = weight_product(x, coded, bias), weight_product(x, plain, bias)
             assert torch.equal(product, truth) or not same, (form, rows)
             # A bit of the last place, and what sums in float32 may differ by.
             sizes = x.float().abs() @ plain.dense().float().abs().T
@@ -141,9 +141,9 @@ def test_a_row_has_the_same_bits_in_any_batch(form: str, by: str) -> None:
     for rows_out, columns in SIZES:
         coded, _ = coded_and_plain(form, rows_out, columns)
         x = noise(3, max(ROWS), columns, dtype=torch.bfloat16)
-        each = torch.cat([tiled_linear(row, coded, None) for row in x.split(1)])
+        each = torch.cat([weight_product(row, coded, None) for row in x.split(1)])
         for rows in ROWS:
-            assert torch.equal(tiled_linear(x[:rows], coded, None), each[:rows]), (form, rows)
+            assert torch.equal(weight_product(x[:rows], coded, None), each[:rows]), (form, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 256])
@@ -152,8 +152,8 @@ def test_each_weight_of_a_product_has_the_bits_of_the_library(form: str, rows: i
     """Rows of x with one column each give the columns of W."""
     coded, plain = coded_and_plain(form, 130, 256)
     ones = torch.eye(256, dtype=torch.bfloat16)
-    columns = torch.cat([tiled_linear(part, coded, None) for part in ones.split(rows)])
-    assert torch.equal(columns, tiled_linear(ones, plain, None))
+    columns = torch.cat([weight_product(part, coded, None) for part in ones.split(rows)])
+    assert torch.equal(columns, weight_product(ones, plain, None))
     if "small" not in form:  # products of denormals are zeros
         assert torch.equal(columns.T, coded.dense())
 
@@ -163,7 +163,7 @@ def test_a_product_by_another_scale_would_be_seen() -> None:
     codes.scales[129, 3] *= 1.01
     x = noise(1, 1, 256, dtype=torch.bfloat16)
     before = tiles_of(codes_of("fp8 groups", 130, 256))
-    assert not torch.equal(tiled_linear(x, tiles_of(codes), None), tiled_linear(x, before, None))
+    assert not torch.equal(weight_product(x, tiles_of(codes), None), weight_product(x, before, None))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form in ("fp8 blocks", "fp8 rows", "nf4")])
@@ -174,17 +174,17 @@ def test_scales_of_rows_in_place_of_those_of_tiles_change_no_weight(form: str) -
         mixed[0] = tiles_of(replace(codes_of(form, 64, 256), scales=torch.ones(64, 4)))
         assert mixed[0].scales.shape[2] == 1
     mixed[1] = replace(mixed[1], group=mixed[0].group)
-    stack = ExpertTiles.of(mixed)
+    stack = CodedTiles.stack(mixed)
     assert {one.scales.shape[2] for one in stack.experts} == {16}
     assert torch.equal(stack.experts[0].dense(), mixed[0].dense())
     x = noise(7, 2, 256, dtype=torch.bfloat16)
-    once = tiled_linear(x, stack.experts[0], None)
+    once = weight_product(x, stack.experts[0], None)
     assert torch.allclose(once.float(), x.float() @ mixed[0].dense().float().T, rtol=0.02, atol=0.02)
 
 
 def test_codes_take_the_bytes_of_their_files() -> None:
     numbers = 512 * 1024
-    bits = {form: 8 * tiles_of(codes_of(form, 512, 1024)).held_bytes / numbers for form in FORMS}
+    bits = {form: 8 * tiles_of(codes_of(form, 512, 1024)).nbytes / numbers for form in FORMS}
     assert bits["fp8 blocks"] == pytest.approx(8 + 32 / 128 / 16)
     assert bits["mxfp8"] == 8.25
     assert bits["nf4"] == bits["fp4"] == 4.5

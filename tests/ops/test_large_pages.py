@@ -10,7 +10,8 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor.weights import large_pages
-from weft.tensor.weights.quantized import in_tiles, rounded
+from weft.tensor.weights.quantized import in_tiles
+from weft.tensor.weights.rounded import rounded
 
 
 @pytest.fixture

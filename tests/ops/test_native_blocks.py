@@ -17,9 +17,9 @@ import torch
 from tests.support.gguf_files import random_blocks
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
-from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
+from weft.tensor.ops.linear import by_matrix_unit, weight_product
 from weft.tensor.ops.moe import _moe, moe
-from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
+from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles
 from weft.units import PAD
 
 FORMS = (
@@ -100,7 +100,7 @@ def test_products_are_those_of_the_values(name: str, shape: tuple[int, int], exa
     weight = replace(weight_of(name, *shape), exact=exact)
     x, values = inputs(shape[1], dtype), weight.dense()
     for rows in (1, 2, 5, 40):
-        made = quantized_linear(x[:rows], weight).double()
+        made = weight_product(x[:rows], weight).double()
         truth = x[:rows].double() @ values.double().T
         size = x[:rows].double().abs() @ values.double().abs().T
         near = 0.02 if not exact else 0.009 if dtype == torch.bfloat16 else 1e-5
@@ -121,7 +121,7 @@ def test_with_other_minimums_or_scales_a_product_is_another(name: str) -> None:
         wrong.append(replace(weight, minimums=weight.minimums.roll(1, dims=1)))
         wrong.append(replace(weight, signed=not weight.signed))
     for other in wrong:
-        assert ((quantized_linear(x, other) - truth).abs() > size * 0.02).any()
+        assert ((weight_product(x, other) - truth).abs() > size * 0.02).any()
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -137,8 +137,8 @@ def test_rows_are_looked_up_as_they_are(name: str) -> None:
 )
 def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     """Three experts [256, 512] and [256, 256]; each row of x alone has the bits that it has in company."""
-    first = stacked([weight_of(name, 512, 256, seed) for seed in range(3)])
-    second = stacked([weight_of(name, 256, 256, seed) for seed in range(3, 6)])
+    first = QuantizedWeight.stack([weight_of(name, 512, 256, seed) for seed in range(3)])
+    second = QuantizedWeight.stack([weight_of(name, 256, 256, seed) for seed in range(3, 6)])
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(9, 256, generator=generator).to(dtype)
     ids = torch.randint(0, 3, (9, 1), generator=generator)
@@ -157,7 +157,7 @@ def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: 
     generator = torch.Generator().manual_seed(9)
 
     def experts(rows: int, begin: int, *, in_order: bool) -> QuantizedWeight:
-        stack = stacked([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
+        stack = QuantizedWeight.stack([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
         orders = [torch.randperm(256, generator=generator).int() for _ in range(3)]
         return replace(stack, order=torch.stack(orders)) if in_order else stack
 
@@ -195,7 +195,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(name: str, dtype: torch.dt
     weight, x = weight_of(name, 70, 512), inputs(512, dtype)
     if weight.exact or not (native.extension().has_byte_products() or by_matrix_unit(dtype)):
         x = x[:12]  # from 16 rows on oneDNN multiplies, whose sums have another order
-    together = quantized_linear(x, weight)
+    together = weight_product(x, weight)
     for first, last in ALONE:
         if last <= len(x):
-            assert torch.equal(quantized_linear(x[first:last], weight), together[first:last])
+            assert torch.equal(weight_product(x[first:last], weight), together[first:last])

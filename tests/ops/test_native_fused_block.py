@@ -16,11 +16,11 @@ from tests.ops.test_native_layers import SHAPES, states
 from tests.ops.test_tiled_linear import in_order
 from tests.support import fused_stages
 from weft.tensor import native
-from weft.tensor.fused_block import MOST_ROWS, FusedBlock, JoinedWeight
+from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops import attention_layer, conv, elementwise, recurrent_layers
 from weft.tensor.ops.attention_layer import AttentionCore
-from weft.tensor.ops.linear import quantized_linear, tiled_linear, widened
+from weft.tensor.ops.linear import JoinedWeight, weight_product
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights
 from weft.tensor.weights.quantized import QuantizedWeight
 
@@ -61,8 +61,8 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
     if isinstance(weight, JoinedWeight):
         return torch.cat([product(x, part, bias) for part in weight.parts], dim=-1)
     if isinstance(weight, QuantizedWeight) and weight.order is not None:
-        return quantized_linear(x[:, weight.order.long()], weight.in_memory_order(), bias)
-    return (quantized_linear if isinstance(weight, QuantizedWeight) else tiled_linear)(x, weight, bias)
+        return weight_product(x[:, weight.order.long()], weight.in_memory_order(), bias)
+    return weight_product(x, weight, bias)
 
 
 def swiglu(dtype: torch.dtype) -> Block:
@@ -183,7 +183,8 @@ def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> N
     assert fused_stages.swiglu(fused, x) is None
     assert fused_stages.swiglu(fused, x[:0]) is None
     assert fused_stages.swiglu(fused, x[:1].half()) is None
-    assert fused_stages.swiglu(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
+    plain = JoinedWeight((noise(2, 2 * 96, WIDTH),))
+    assert fused_stages.swiglu(FusedBlock(plain, None, fused.second, None), x[:1]) is None
     joined = weight_of("joined", 2 * 96, WIDTH, 20)
     assert fused_stages.swiglu(FusedBlock(joined, noise(3, 2 * 96), joined, None), x[:1]) is None
     native.choose("torch")
@@ -191,7 +192,7 @@ def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> N
 
 
 def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
-    if not widened(16, torch.float32, quantised(8, WIDTH, WIDTH, exact=True)):
+    if not quantised(8, WIDTH, WIDTH, exact=True).widens(16, torch.float32):
         return  # AVX2 alone: no rows are
     exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
     fused, x = FusedBlock(exact[0], None, exact[1], None), noise(1, 16, WIDTH)

@@ -58,7 +58,7 @@ def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, e
         for bias in (None, noise(2, rows_out)):
             truth = naive_ops.quantized_linear(x.float(), w, bias, rounded=byte_products(w))
             for rows in ROWS:
-                got = native_ops.quantized_linear(x[:rows], w, bias)
+                got = native_ops.weight_product(x[:rows], w, bias)
                 assert got.dtype == dtype
                 torch.testing.assert_close(got.float(), truth[:rows], **scaled(CLOSE[dtype], truth))
 
@@ -69,9 +69,9 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(bits: int) -> Non
     if not byte_products(w):
         return  # many rows are the matrix library's there
     x = noise(3, 40, 224)
-    together = native_ops.quantized_linear(x, w)
+    together = native_ops.weight_product(x, w)
     for row in (0, 7, 8, 39):
-        assert torch.equal(native_ops.quantized_linear(x[row : row + 1], w)[0], together[row])
+        assert torch.equal(native_ops.weight_product(x[row : row + 1], w)[0], together[row])
 
 
 def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
@@ -80,8 +80,8 @@ def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
         return
     x = noise(4, 3, 256)
     truth = naive_ops.quantized_linear(x.double(), w)
-    rough = (native_ops.quantized_linear(x, w) - truth).abs().max()
-    exact = (native_ops.quantized_linear(x, replace(w, exact=True)) - truth).abs().max()
+    rough = (native_ops.weight_product(x, w) - truth).abs().max()
+    exact = (native_ops.weight_product(x, replace(w, exact=True)) - truth).abs().max()
     assert exact < 1e-4 < rough < 0.03 * truth.abs().max()
 
 
@@ -91,7 +91,7 @@ def test_many_rows_with_widened_weights_are_the_same_product(bits: int, rows: in
     w = weight(bits, 700, 100, zeros=True, exact=True)
     x, bias = noise(5, rows, 100), noise(6, 700)
     truth = naive_of(x, w, bias)
-    torch.testing.assert_close(native_ops.quantized_linear(x, w, bias), truth, **scaled(CLOSE[torch.float32], truth))
+    torch.testing.assert_close(native_ops.weight_product(x, w, bias), truth, **scaled(CLOSE[torch.float32], truth))
 
 
 def naive_of(x: torch.Tensor, w: QuantizedWeight, bias: torch.Tensor) -> torch.Tensor:
@@ -102,23 +102,23 @@ def test_inputs_of_other_shapes_strides_and_dtypes() -> None:
     w = weight(8, 48, 96, exact=True)
     x = noise(7, 2, 3, 200)[..., :96]
     truth = naive_ops.quantized_linear(x, w)
-    torch.testing.assert_close(native_ops.quantized_linear(x, w), truth, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(native_ops.weight_product(x, w), truth, rtol=1e-4, atol=1e-4)
     turned = noise(8, 96, 5).T
     torch.testing.assert_close(
-        native_ops.quantized_linear(turned, w), naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4
+        native_ops.weight_product(turned, w), naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4
     )
-    half = native_ops.quantized_linear(x.half(), w)
+    half = native_ops.weight_product(x.half(), w)
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), truth, **scaled(CLOSE[torch.float16], truth))
-    assert native_ops.quantized_linear(x[:0], w).shape == (0, 3, 48)
+    assert native_ops.weight_product(x[:0], w).shape == (0, 3, 48)
 
 
 def test_an_input_of_zeros_gives_the_bias_and_a_nan_stays_in_its_row() -> None:
     w, bias = weight(4, 64, 64, zeros=True), noise(9, 64)
     x = torch.zeros(3, 64)
-    assert torch.equal(native_ops.quantized_linear(x, w, bias), bias.expand(3, 64))
+    assert torch.equal(native_ops.weight_product(x, w, bias), bias.expand(3, 64))
     x[1, 5] = float("nan")
-    out = native_ops.quantized_linear(x, w, bias)
+    out = native_ops.weight_product(x, w, bias)
     assert out[1].isnan().all()
     assert torch.equal(out[::2], bias.expand(2, 64))
 
@@ -183,3 +183,13 @@ def test_experts_that_the_kernel_does_not_take_go_to_torch() -> None:
     one, many = torch.ones(1, 1), torch.ones(99, 1)
     assert moe.native(noise(19, 1, 48), ids, one, noise(20, 2, 24, 48), noise(21, 2, 48, 12)) is UNFIT
     assert moe.native(noise(19, 99, 64), ids.expand(99, 1), many, noise(20, 2, 64, 64), noise(21, 2, 64, 32)) is UNFIT
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_product_is_written_to_memory_of_the_caller(bits: int) -> None:
+    """A head writes its logits in each step to the memory of the step before."""
+    w, x = weight(bits, 48, 64), noise(3, 5, 64)
+    out = torch.empty(5, 48)
+    made = native_ops.weight_product(x, w, None, out)
+    assert made.data_ptr() == out.data_ptr()
+    assert torch.equal(out, native_ops.weight_product(x, w))

@@ -24,7 +24,7 @@ from weft.tensor.fused_block import FusedBlock
 from weft.tensor.op import UNFIT
 from weft.tensor.ops.elementwise import _gated_linear as gated_in_cpp
 from weft.tensor.ops.elementwise import silu_mul
-from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles, serves
@@ -92,11 +92,11 @@ def test_sums_have_the_order_and_the_zeros_of_the_manual(rows_out: int, columns:
         bias = residue_bias(x, weight, row)
         expected = (total + bias).to(BF16)
         for rows in (FEW_ROWS, 33):
-            got = tiled_linear(x[:rows], tiles, bias)
+            got = weight_product(x[:rows], tiles, bias)
             assert torch.equal(bits(got), bits(expected[:rows])), f"row {row} of {rows}"
         before = native.matrix_unit()
         assert native.use_matrix_unit("none")
-        seen += int((tiled_linear(x, tiles, bias)[row] != expected[row]).sum())
+        seen += int((weight_product(x, tiles, bias)[row] != expected[row]).sum())
         assert native.use_matrix_unit(before)
     assert seen > 0, "another order gives the same bits: the test sees nothing"
 
@@ -112,18 +112,18 @@ def test_a_row_has_the_same_bits_in_either_form_and_any_batch(rows_out: int, col
     dense = both["plain"].dense()
     for row in (0, 6, 14, 40):
         bias = residue_bias(x, dense, row)
-        alone = tiled_linear(x[row : row + 1], both["plain"], bias)[0]
+        alone = weight_product(x[row : row + 1], both["plain"], bias)[0]
         assert alone.isfinite().all()
         for form, weight in both.items():
             for rows in (count for count in ROWS if count > row):
                 around = torch.full((rows + 2, rows_out), 7, dtype=BF16)
-                got = tiled_linear(x[:rows], weight, bias, out=around[1:-1])
+                got = weight_product(x[:rows], weight, bias, out=around[1:-1])
                 assert torch.equal(bits(got[row]), bits(alone)), f"{form}, row {row} of {rows}"
                 assert (around[[0, -1]] == 7).all(), f"{form}, {rows} rows: written beside"
 
 
 STAGED_BYTES = 1 << 20
-"""Output size from which pieces are written through a buffer (csrc/matrix_pieces.hpp)."""
+"""Output size from which pieces are written through a buffer (csrc/piece_output.hpp)."""
 
 
 @pytest.mark.parametrize("rows_out", [1024, 1040])
@@ -132,8 +132,8 @@ def test_a_large_output_has_the_bits_of_its_parts_and_touches_nothing_else(rows_
     weight, bias, x = noise(21, rows_out, 32, dtype=BF16), noise(22, rows_out), noise(23, rows, 32, dtype=BF16)
     for tiles in (in_order(weight), made_of(weight)):
         around = torch.full((rows + 2, rows_out), 7.0, dtype=BF16)
-        whole = tiled_linear(x, tiles, bias, out=around[1:-1])
-        parts = [tiled_linear(part, tiles, bias) for part in x.split(24)]
+        whole = weight_product(x, tiles, bias, out=around[1:-1])
+        parts = [weight_product(part, tiles, bias) for part in x.split(24)]
         assert all(part.numel() * 2 < STAGED_BYTES <= whole.numel() * 2 for part in parts)
         assert torch.equal(bits(whole), bits(torch.cat(parts)))
         assert bool((around[0] == 7).all() and (around[-1] == 7).all())
@@ -147,11 +147,27 @@ def test_a_piece_of_many_tiles_and_chunks_has_the_bits_of_few_rows(rows_out: int
     native.set_threads(1)
     try:
         for tiles in (in_order(weight), made_of(weight)):
-            many = tiled_linear(x.to(BF16), tiles)
-            few = [tiled_linear(part, tiles) for part in x.to(BF16).split(16)]
+            many = weight_product(x.to(BF16), tiles)
+            few = [weight_product(part, tiles) for part in x.to(BF16).split(16)]
             assert torch.equal(bits(many), bits(torch.cat(few)))
     finally:
         native.set_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_out", "columns"), [(529, 1024, 32), (529, 1040, 32), (40, 576, 1064), (41, 566, 700)]
+)
+def test_a_piece_of_bytes_has_the_bits_of_vectors(rows: int, rows_out: int, columns: int) -> None:
+    """Pieces of staged rows, and of 8 tiles and several chunks of columns; 8 rows or fewer go to vectors."""
+    weight, bias, threads = byte_weight(rows_out, columns), noise(52, rows_out), native.extension().threads()
+    x = noise(51, rows, columns, dtype=BF16) * torch.rand(rows, 1).to(BF16)
+    native.set_threads(1)
+    try:
+        many = weight_product(x, weight, bias)
+        few = [weight_product(part, weight, bias) for part in x.split(FEW_ROWS)]
+    finally:
+        native.set_threads(threads)
+    assert torch.equal(bits(many), bits(torch.cat(few)))
 
 
 @pytest.mark.parametrize(("rows", "rows_out", "columns"), [(33, 64, 96), (40, 576, 1064), (530, 128, 40)])
@@ -160,8 +176,8 @@ def test_a_gated_product_has_the_bits_of_a_product_and_its_activation(rows: int,
     for tiles in (in_order(weight), made_of(weight)):
         gated = gated_in_cpp(x, tiles)
         assert isinstance(gated, torch.Tensor), "the kernel serves this"
-        assert torch.equal(bits(gated), bits(silu_mul(tiled_linear(x, tiles))))
-        assert not torch.equal(bits(gated), bits(silu_mul(tiled_linear(x, tiles).roll(rows_out // 2, dims=1))))
+        assert torch.equal(bits(gated), bits(silu_mul(weight_product(x, tiles))))
+        assert not torch.equal(bits(gated), bits(silu_mul(weight_product(x, tiles).roll(rows_out // 2, dims=1))))
         assert gated_in_cpp(x[:32], tiles) is UNFIT
 
 
@@ -172,7 +188,7 @@ def test_a_product_is_the_exact_one_to_the_rounding(columns: int) -> None:
     truth = x.double() @ weight.double().T
     for rows in (3, 150):
         torch.testing.assert_close(
-            tiled_linear(x[:rows], in_order(weight)).double(),
+            weight_product(x[:rows], in_order(weight)).double(),
             truth[:rows],
             rtol=8e-3,
             atol=1e-5 * float(truth.abs().max()),
@@ -181,9 +197,9 @@ def test_a_product_is_the_exact_one_to_the_rounding(columns: int) -> None:
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
     weight, x = noise(1, 64, 96, dtype=BF16), noise(2, 40, 96, dtype=BF16)
-    clean = tiled_linear(x, in_order(weight))
+    clean = weight_product(x, in_order(weight))
     x[21, 5] = torch.inf
-    got = tiled_linear(x, in_order(weight))
+    got = weight_product(x, in_order(weight))
     assert not got[21].isfinite().any()
     others = torch.arange(40) != 21
     assert torch.equal(bits(got[others]), bits(clean[others]))
@@ -192,10 +208,10 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 def test_no_rows_are_no_work() -> None:
     x, weight = noise(2, 0, 96, dtype=BF16), noise(1, 64, 96, dtype=BF16)
     for product in (
-        tiled_linear(x, in_order(weight)),
-        tiled_linear(x, made_of(weight)),
-        quantized_linear(x, of_codes("int4", 64, 96)),
-        quantized_linear(x, byte_weight(64, 96)),
+        weight_product(x, in_order(weight)),
+        weight_product(x, made_of(weight)),
+        weight_product(x, of_codes("int4", 64, 96)),
+        weight_product(x, byte_weight(64, 96)),
     ):
         assert product.shape == (0, 64)
 
@@ -210,7 +226,7 @@ def test_byte_products_have_the_bits_of_the_naive_ones(dtype: torch.dtype) -> No
         for bias in (None, noise(2, rows_out)):
             truth = naive_ops.byte_product(x, w, bias)
             for rows in (9, 16, 33, 49):
-                got = quantized_linear(x[:rows], w, bias)
+                got = weight_product(x[:rows], w, bias)
                 assert torch.equal(got.nan_to_num(0.5), truth[:rows].nan_to_num(0.5)), f"{rows} rows"
 
 
@@ -223,9 +239,9 @@ def test_few_rows_by_other_sums_would_be_seen() -> None:
     """The control of equal bits: few rows by the vectors' own order, many by the unit."""
     weight, x = noise(1, 130, 1024, dtype=BF16), noise(2, 33, 1024, dtype=BF16)
     bias = residue_bias(x, weight, 3)
-    many = tiled_linear(x, in_order(weight), bias)
+    many = weight_product(x, in_order(weight), bias)
     assert native.use_matrix_unit("none")
-    assert not torch.equal(bits(tiled_linear(x[:FEW_ROWS], in_order(weight), bias)[3]), bits(many[3]))
+    assert not torch.equal(bits(weight_product(x[:FEW_ROWS], in_order(weight), bias)[3]), bits(many[3]))
 
 
 CODES = {
@@ -273,11 +289,11 @@ def test_products_of_codes_have_the_order_of_the_manual(form: str, rows_out: int
         bias = residue_bias(x, dense, row)
         expected = (total + bias).to(BF16)
         for rows in (1, 2, 33):
-            got = quantized_linear(x[:rows], weight, bias)
+            got = weight_product(x[:rows], weight, bias)
             assert torch.equal(bits(got), bits(expected[:rows])), f"row {row} of {rows}"
         before = native.matrix_unit()
         assert native.use_matrix_unit("none")
-        seen += int((quantized_linear(x[:4], weight, bias)[row] != expected[row]).sum())
+        seen += int((weight_product(x[:4], weight, bias)[row] != expected[row]).sum())
         assert native.use_matrix_unit(before)
     assert seen > 0, "another order gives the same bits: the test sees nothing"
 
@@ -291,10 +307,10 @@ def test_a_row_of_a_product_of_codes_has_the_same_bits_in_any_batch(form: str) -
         for row in (0, 3, 14, 40):
             bias = residue_bias(x, dense, row)
             assert float((x[row].double() @ dense.double().T + bias).abs().max()) < 1e-5
-            alone = quantized_linear(x[row : row + 1], weight, bias)[0]
+            alone = weight_product(x[row : row + 1], weight, bias)[0]
             assert float(alone.abs().max()) < 1e-3, "x was rounded"
             for rows in (count for count in (2, 3, 4, 5, 16, 17, 33, 49) if count > row):
-                got = quantized_linear(x[:rows], replace(weight, exact=rows % 2 == 0), bias)
+                got = weight_product(x[:rows], replace(weight, exact=rows % 2 == 0), bias)
                 assert torch.equal(bits(got[row]), bits(alone)), f"row {row} of {rows}"
 
 
@@ -302,16 +318,16 @@ def test_products_of_codes_by_another_unit_would_be_seen() -> None:
     """The control of equal bits: few rows as a CPU without a unit multiplies them, many by the unit."""
     weight, x = of_codes("int8 rows", 130, 1024, exact=True), noise(2, 33, 1024, dtype=BF16)
     bias = residue_bias(x, weight.dense(), 3)
-    many = quantized_linear(x, weight, bias)
+    many = weight_product(x, weight, bias)
     assert native.use_matrix_unit("none")
-    assert not torch.equal(bits(quantized_linear(x[:4], weight, bias)[3]), bits(many[3]))
+    assert not torch.equal(bits(weight_product(x[:4], weight, bias)[3]), bits(many[3]))
 
 
 def test_what_is_not_finite_stays_in_its_row_of_a_product_of_codes() -> None:
     weight, x = of_codes("int4", 64, 96), noise(2, 40, 96, dtype=BF16)
-    clean = quantized_linear(x, weight)
+    clean = weight_product(x, weight)
     x[21, 5] = torch.nan
-    got = quantized_linear(x, weight)
+    got = weight_product(x, weight)
     assert got[21].isnan().all()
     others = torch.arange(40) != 21
     assert torch.equal(bits(got[others]), bits(clean[others]))
@@ -319,10 +335,10 @@ def test_what_is_not_finite_stays_in_its_row_of_a_product_of_codes() -> None:
 
 def test_codes_meet_float32_rows_as_without_a_unit() -> None:
     weight, x = of_codes("int8", 64, 256), noise(2, 70, 256)
-    with_unit = [quantized_linear(x[:rows], weight) for rows in (3, 70)]
+    with_unit = [weight_product(x[:rows], weight) for rows in (3, 70)]
     assert native.use_matrix_unit("none")
     for rows, got in zip((3, 70), with_unit, strict=True):
-        assert torch.equal(quantized_linear(x[:rows], weight), got)
+        assert torch.equal(weight_product(x[:rows], weight), got)
 
 
 def test_a_fused_block_takes_codes_at_any_number_of_rows() -> None:

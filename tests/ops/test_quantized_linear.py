@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from tests.ops.quantised import noise, weight
 from tests.support import naive_ops
 from weft.models.blocks.linear import Linear
-from weft.tensor.fused_block import JoinedWeight
-from weft.tensor.ops.linear import quantized_linear
-from weft.tensor.weights.quantized import Codes, in_tiles, rounded, stacked
+from weft.tensor.ops.linear import JoinedWeight, weight_product
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
+from weft.tensor.weights.rounded import rounded
 
 CLOSE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2}}
 
@@ -57,7 +57,7 @@ def test_scales_that_float16_cannot_hold_stay_float32() -> None:
     assert in_tiles(codes).scales.dtype == torch.float16
     wide = in_tiles(Codes(8, codes.codes, codes.scales * 1.0001, None, codes.group))
     assert wide.scales.dtype == torch.float32
-    assert torch.equal(stacked([wide, in_tiles(codes)]).of(1).dense(), codes.dense())
+    assert torch.equal(QuantizedWeight.stack([wide, in_tiles(codes)])[1].dense(), codes.dense())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,14 +69,14 @@ def test_a_product_is_the_naive_one(bits: int, rows: int, dtype: torch.dtype) ->
     truth = naive_ops.quantized_linear(x.float(), w, bias)
     if dtype == torch.bfloat16:  # torch widens to the dtype of x
         truth = x.float() @ w.dense(dtype=dtype).float().T + bias
-    torch.testing.assert_close(quantized_linear(x, w, bias), truth.to(dtype), **CLOSE[dtype])
-    assert quantized_linear(x[None], w).shape == (1, rows, 33)
-    assert quantized_linear(x[:0], w).shape == (0, 33)
+    torch.testing.assert_close(weight_product(x, w, bias), truth.to(dtype), **CLOSE[dtype])
+    assert weight_product(x[None], w).shape == (1, rows, 33)
+    assert weight_product(x[:0], w).shape == (0, 33)
 
 
 def test_a_wide_matrix_goes_in_blocks() -> None:
     w, x = weight(8, 1100, 512), noise(7, 2, 512)
-    torch.testing.assert_close(quantized_linear(x, w), F.linear(x, w.dense()), rtol=2e-5, atol=2e-4)
+    torch.testing.assert_close(weight_product(x, w), F.linear(x, w.dense()), rtol=2e-5, atol=2e-4)
 
 
 def test_joined_forms_lie_side_by_side() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.test_plain_ops import noise
 from weft.tensor.few_bits import encode_nibbles, encode_state
-from weft.tensor.weights.quantized import rounded
+from weft.tensor.weights.rounded import rounded
 from weft_tools.quantize.quantized_copy import _rounded
 
 ROWS = noise(4, 256)

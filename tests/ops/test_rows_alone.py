@@ -22,10 +22,11 @@ from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.ops import linear
 from weft.tensor.weights import tiles
+from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import in_best_tiles, serves
 
 ROWS_MAX = {False: 16, True: 15}
-"""From 16 rows on, codes of 8 and 4 bits may become floats that torch multiplies (``linear.widened``)."""
+"""From 16 rows on, codes of 8 and 4 bits may become floats that torch multiplies (``QuantizedWeight.widens``)."""
 PAGES = 400
 
 
@@ -39,8 +40,8 @@ def codes(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     w = weight(bits, 130, 256, zeros=zeros, exact=exact, group=group)
     for dtype in (torch.float32, torch.bfloat16):
-        assert not linear.widened(15, dtype, w), "torch multiplies fewer rows than it should"
-    return lambda x: native_ops.quantized_linear(x, w, None)
+        assert not w.widens(15, dtype), "torch multiplies fewer rows than it should"
+    return lambda x: native_ops.weight_product(x, w, None)
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
@@ -49,7 +50,7 @@ def test_many_rows_meet_dequantised_blocks_in_a_dtype_that_the_cpu_multiplies(
 ) -> None:
     """Products of bfloat16 that oneDNN emulates take a hundred times as long as those of float32."""
     monkeypatch.setattr(linear, "_multiplies_bfloat16", lambda: multiplies)
-    monkeypatch.setattr(linear, "widened", lambda *_: True)
+    monkeypatch.setattr(QuantizedWeight, "widens", lambda *_: True)
     dtypes: list[torch.dtype] = []
     take = linear.scratch.take
 
@@ -59,7 +60,7 @@ def test_many_rows_meet_dequantised_blocks_in_a_dtype_that_the_cpu_multiplies(
 
     monkeypatch.setattr(linear.scratch, "take", noted)
     w, x = weight(4, 130, 256), noise(2, 20, 256)
-    y = native_ops.quantized_linear(x.bfloat16(), w, None)
+    y = native_ops.weight_product(x.bfloat16(), w, None)
     assert dtypes == [torch.bfloat16 if multiplies else torch.float32]
     assert y.dtype == torch.bfloat16
     expected = x.bfloat16().float() @ w.dense(0, 130, torch.float32).T
@@ -70,7 +71,7 @@ def float_tiles(dtype: torch.dtype, *, twelve_bit: bool = False) -> Callable[[to
     dense = (noise(1, 130, 256) * 0.1).to(dtype)
     w = in_best_tiles(dense, twelve_bit=True) if twelve_bit else tiles.tiled(dense)
     assert w is not None
-    return lambda x: native_ops.tiled_linear(x, w, None)
+    return lambda x: native_ops.weight_product(x, w, None)
 
 
 FORMS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {

@@ -9,7 +9,7 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor import native
-from weft.tensor.ops.linear import tiled_linear, tiles_fit
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, serves, tiled
 
 SHAPES = [(64, 64), (33, 98), (130, 224), (1, 2), (256, 1024)]
@@ -77,7 +77,7 @@ def test_a_product_is_the_exact_one_to_the_rounding(
     truth = x.double() @ weight.double().T + (0 if added is None else added.double())
     largest = max(1.0, float(truth.abs().max()))
     for rows in ROWS:
-        got = tiled_linear(x[:rows], made, added)
+        got = weight_product(x[:rows], made, added)
         assert got.dtype == dtype
         torch.testing.assert_close(
             got.double(), truth[:rows], rtol=CLOSE[dtype]["rtol"], atol=CLOSE[dtype]["atol"] * largest
@@ -91,13 +91,13 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(
 ) -> None:
     made = in_order(noise(1, 330, columns, dtype=dtype))
     x = noise(2, rows, columns, dtype=dtype)
-    if not tiles_fit(x, made):
+    if not made.fits(x):
         assert not native.in_use()  # many rows are the matrix library's there
         return
-    together = tiled_linear(x, made)
+    together = weight_product(x, made)
     for row in (0, 5, 6, 39, rows // 2, rows - 1):
-        assert torch.equal(tiled_linear(x[row : row + 1], made)[0], together[row])
-    assert not torch.equal(tiled_linear(x[:1] * 1.01, made)[0], together[0])
+        assert torch.equal(weight_product(x[row : row + 1], made)[0], together[row])
+    assert not torch.equal(weight_product(x[:1] * 1.01, made)[0], together[0])
 
 
 @each_dtype
@@ -105,6 +105,6 @@ def test_rows_of_x_may_be_apart_and_of_another_dtype(dtype: torch.dtype, kernels
     weight = noise(1, 48, 64, dtype=dtype)
     made, wide = in_order(weight), noise(2, 5, 80, dtype=dtype)
     x = wide[:, 16:]
-    assert torch.equal(tiled_linear(x, made), tiled_linear(x.contiguous(), made))
+    assert torch.equal(weight_product(x, made), weight_product(x.contiguous(), made))
     truth = x.double() @ weight.double().T
-    torch.testing.assert_close(tiled_linear(x.double(), made), truth, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight_product(x.double(), made), truth, rtol=1e-12, atol=1e-12)

@@ -12,7 +12,7 @@ import torch
 from weft.assemble import weights as assembled_weights
 from weft.host import last_cache_bytes
 from weft.tensor import native, tuning
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.tuning import GAIN, Tuning, choose
 from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 
@@ -68,11 +68,11 @@ def test_no_number_changes_a_bit(rows: int) -> None:
     default = tuning.in_use()
     for name, weight in weights().items():
         tuning.use(default)
-        expected = tiled_linear(x, weight)
+        expected = weight_product(x, weight)
         for other in (Tuning(64, 64, 4096, 4096), Tuning(65536, 65536, 1 << 24, 1 << 24)):
             tuning.use(other)
             assert tuning.in_use() == other
-            assert torch.equal(tiled_linear(x, weight), expected), (name, other)
+            assert torch.equal(weight_product(x, weight), expected), (name, other)
 
 
 def test_the_numbers_found_are_in_use_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.ops.quantised import noise
 from weft.tensor import native
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.weights import tiles as packing
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight, in_best_tiles, rows_of, serves
 
@@ -117,7 +117,7 @@ def test_it_takes_three_quarters_of_the_bytes() -> None:
         return
     weight = noise(1, 1024, 1024, dtype=torch.bfloat16)
     made = made_of(weight)
-    assert made.held_bytes < 0.76 * weight.numel() * 2
+    assert made.nbytes < 0.76 * weight.numel() * 2
     assert made.units.numel() == weight.numel() * 3 // 2
 
 
@@ -129,11 +129,11 @@ def test_a_product_is_that_of_the_tiles_to_the_last_bit(rows: int, columns: int,
     x = noise(2, max(ROWS), columns, dtype=torch.bfloat16)
     added = noise(3, rows, dtype=torch.bfloat16) if bias else None
     for count in ROWS:
-        got = tiled_linear(x[:count], made, added)
-        assert torch.equal(bits(got), bits(tiled_linear(x[:count], plain, added))), f"{count} rows"
+        got = weight_product(x[:count], made, added)
+        assert torch.equal(bits(got), bits(weight_product(x[:count], plain, added))), f"{count} rows"
     other = weight.clone()
     other[rows // 2] = -other[rows // 2]
-    assert not torch.equal(bits(tiled_linear(x[:9], made_of(other))), bits(tiled_linear(x[:9], made)))
+    assert not torch.equal(bits(weight_product(x[:9], made_of(other))), bits(weight_product(x[:9], made)))
 
 
 @pytest.mark.parametrize("rows", [1, 15, 17, 31, 32, 33, 63, 64, 65, 96, 113, 127, 128, 129] if BUILT else [])
@@ -145,8 +145,8 @@ def test_a_product_writes_its_own_rows_alone(rows: int) -> None:
         for count in counts:
             x = noise(2, count, columns, dtype=torch.bfloat16)
             around = torch.full((count + 2, rows), 7, dtype=torch.bfloat16)
-            got = tiled_linear(x, made, out=around[1:-1])
-            assert torch.equal(bits(got), bits(tiled_linear(x, plain))), f"{columns} columns, {count} rows"
+            got = weight_product(x, made, out=around[1:-1])
+            assert torch.equal(bits(got), bits(weight_product(x, plain))), f"{columns} columns, {count} rows"
             assert (around[[0, -1]] == 7).all(), f"{columns} columns, {count} rows: written beside"
 
 
@@ -157,7 +157,7 @@ def test_rows_of_x_may_be_apart() -> None:
     wide = noise(2, 30, 96, dtype=torch.bfloat16)
     for count in (1, 2, 30):
         apart = wide[:count, 32:]
-        assert torch.equal(tiled_linear(apart, made), tiled_linear(apart.contiguous(), made))
+        assert torch.equal(weight_product(apart, made), weight_product(apart.contiguous(), made))
 
 
 def test_without_the_kernels_a_product_is_that_of_the_rows() -> None:
@@ -166,7 +166,7 @@ def test_without_the_kernels_a_product_is_that_of_the_rows() -> None:
     weight = noise(1, 80, 64, dtype=torch.bfloat16)
     made, x = made_of(weight), noise(2, 3, 64, dtype=torch.bfloat16)
     native.choose("torch")
-    assert torch.equal(tiled_linear(x, made), torch.nn.functional.linear(x, weight))
+    assert torch.equal(weight_product(x, made), torch.nn.functional.linear(x, weight))
 
 
 def test_only_what_gains_by_it_is_twelve_bit() -> None:

@@ -18,6 +18,7 @@ from weft.api import Engine
 from weft.models.blocks import linear
 from weft.tensor import fused_block as chain
 from weft.tensor import native
+from weft.tensor.ops.linear import Matrix
 from weft.tensor.weights.quantized import QuantizedWeight
 
 EXACT = native.MISSING is None
@@ -66,16 +67,18 @@ def test_company_chunks_and_prefix_hits_change_no_bit_of_an_answer() -> None:
 def rounded_together(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The same product, but with one scale for all rows of a step."""
 
-    def shared(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def shared(x: torch.Tensor, weight: Matrix, *others: torch.Tensor | None) -> torch.Tensor:
+        if not isinstance(weight, QuantizedWeight):
+            return product(x, weight, *others)
         step = x.abs().amax().clamp_min(1e-6) / 127 if x.numel() else 1.0
-        return product((x / step).round() * step, weight, bias)
+        return product((x / step).round() * step, weight, *others)
 
     return shared
 
 
 def test_inputs_that_were_rounded_with_their_company_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "MOST_ROWS", 0)
-    monkeypatch.setattr(linear, "coded_linear", rounded_together(linear.coded_linear))
+    monkeypatch.setattr(linear, "product", rounded_together(linear.product))
     expected = alone()
     together, _ = answers([PROMPTS], prefix_cache=False)
     assert together != expected

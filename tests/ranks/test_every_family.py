@@ -64,7 +64,7 @@ def held_bytes(model: object) -> int:
             storage = holder.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
         else:
-            padding += holder.tiles.nbytes - holder.held_bytes if isinstance(holder, TiledWeight) else 0
+            padding += holder.tiles.nbytes - holder.nbytes if isinstance(holder, TiledWeight) else 0
             padding += holder._shift.nbytes if isinstance(holder, Shifted) else 0
             padding += sum(x.nbytes for x in holder.bias or ()) if isinstance(holder, AttentionBlock) else 0
             reached += gc.get_referents(holder)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
-from tests.server.scripted_engine import write_model_directory
+from tests.server.scripted_engine import MAX_MODEL_LEN, write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.anthropic.answers import cache_marked, messages_turn
@@ -206,6 +206,34 @@ def test_an_unknown_model_is_a_not_found_error_of_the_client(server: RunningServ
         client(server).messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "say:a"}])
 
 
+def test_a_request_id_is_in_the_header_that_this_client_reads(server: RunningServer) -> None:
+    answer = ask(server, "a")
+    assert answer._request_id
+    assert "request-id" not in server.get("/v1/models").headers
+
+
+def test_models_are_listed_with_the_fields_of_this_api(server: RunningServer) -> None:
+    page = client(server).models.list()
+    [model] = page
+    assert (model.id, model.type, model.display_name) == ("scripted", "model", "scripted")
+    assert model.created_at.tzinfo is not None
+    assert model.max_input_tokens == MAX_MODEL_LEN
+    assert (page.has_more, page.first_id, page.last_id) == (False, "scripted", "scripted")
+    assert client(server).models.retrieve("default").display_name == "scripted"
+    assert "has_more" not in server.get("/v1/models").json(), "other clients get OpenAI's list"
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_thread_is_refused_in_the_words_after_which_clients_send_all_messages(
+    server: RunningServer, thread: dict[str, str]
+) -> None:
+    body = {"model": "default", "max_tokens": 5, "messages": [{"role": "user", "content": "say:a"}]}
+    answer = server.post("/v1/messages", {**body, "thread": thread})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "details" not in server.post("/v1/messages", {**body, "max_tokens": 0}).json()["error"]
+
+
 def converted(**fields: Any) -> ChatTurn:
     return messages_turn(msgspec.convert({"max_tokens": 5, "messages": [], **fields}, MessagesBody))
 
@@ -246,6 +274,9 @@ def test_marks_are_seen_wherever_they_stand() -> None:
     assert not cache_marked(msgspec.convert(plain, MessagesBody))
     assert cache_marked(msgspec.convert({**plain, "tools": [{**WEATHER, **mark}]}, MessagesBody))
     assert cache_marked(msgspec.convert({**plain, "system": [{"type": "text", "text": "s", **mark}]}, MessagesBody))
+    whole = msgspec.convert({**plain, **mark}, MessagesBody)
+    assert cache_marked(whole)
+    assert messages_turn(whole).conversation.messages[-1].cache_control == mark["cache_control"]
 
 
 VALUES: list[Any] = [

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import openai
 import pydantic
 import pytest
 
@@ -81,6 +82,15 @@ def test_the_clients_parse_helper_gives_an_object(server: RunningServer) -> None
         assert choice.finish_reason == "stop"
         assert isinstance(choice.message.parsed, Pet)
     assert len({choice.message.content for choice in answer.choices}) == 2
+
+
+def test_a_json_object_may_have_a_schema(server: RunningServer) -> None:
+    """llama-server's form."""
+    schema = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+    choice = chat(server, response_format={"type": "json_object", "schema": schema}, max_tokens=60).choices[0]
+    assert json.loads(choice.message.content) == {"a": 7}
+    with pytest.raises(openai.BadRequestError, match=r"response_format\.schema is int"):
+        chat(server, response_format={"type": "json_object", "schema": 7})
 
 
 def test_a_json_object_is_one(server: RunningServer) -> None:

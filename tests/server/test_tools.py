@@ -343,7 +343,7 @@ def test_the_next_turn_sees_tools_calls_and_results(server: RunningServer) -> No
             "objekt",
         ),
         (
-            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tools": [WEATHER], "tool_choice": "required", "guided_json": {"type": "object"}},
             "tool_choice",
             "one or the other",
         ),

@@ -503,7 +503,7 @@ def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> 
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
-    gpu.choose(config.gpu_kernels)
+    gpu.choose(config.gpu_kernels, joined=config.joined_kernels == "on")
     prefill_backend.choose(config.attention_backend, capability_of(device))
 
 

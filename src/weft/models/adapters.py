@@ -45,7 +45,7 @@ from weft.models.blocks.adapted import (
     ProductChange,
     TableChange,
 )
-from weft.models.blocks.linear import Linear, dense_rows
+from weft.models.blocks.linear import Linear
 from weft.models.decoder import CausalModel
 from weft.models.safetensors_header import read_header
 from weft.models.sharding import Shard
@@ -53,7 +53,7 @@ from weft.models.stored_values import TORCH_DTYPES, is_finite
 from weft.tensor import gpu
 from weft.tensor.gpu.host_memory import PinnedRing
 from weft.tensor.layout import DTYPES
-from weft.tensor.ops.moe import weight_of
+from weft.tensor.ops.linear import dense
 
 _ALIGNED_BYTES = 256
 """Alignment of a factor on a GPU, bytes: that of its allocator."""
@@ -399,12 +399,13 @@ class _Placing:
         """Return the rows of ``target`` in the model, float32 [rows, columns]."""
         block, last = target.product, target.first + target.rows
         if target.kind == "product":
-            return dense_rows(block.weight, target.first, last)
+            return dense(block.weight)[target.first : last].float()
         if target.kind == "expansion":
             return torch.cat((block.keys_HOC, block.values_HVC), dim=1).flatten(0, 1).float()
         assert target.experts is not None
         weights = block.gate_up if target.role == "into" else block.down
-        return dense_rows(weight_of(weights, self._local(target, target.experts.start)), target.first, last)
+        own = weights[self._local(target, target.experts.start)]
+        return dense(own)[target.first : last].float()
 
     def _replace_bias(self, entry: Wanted, target: Target, piece: _Piece, bias: torch.Tensor | None) -> None:
         assert bias is not None

@@ -20,18 +20,18 @@ from weft.families.mixers.attention import Rope
 from weft.models.adapter_targets import Targets
 from weft.models.blocks.adapted import AdaptedTable
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.embedding import Embedding, Lookup, Table
+from weft.models.embedding import Embedding, Lookup
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer, LayerStep, ResidualStream
 from weft.models.rotary import RotaryTable
 from weft.models.score_head import ScoreHead
 from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
+from weft.tensor import native
 from weft.tensor.adapter_rows import ActiveAdapters
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
-from weft.tensor.ops.linear import tiled_linear
-from weft.tensor.weights.tiles import InTiles
+from weft.tensor.ops.linear import Matrix
 
 
 class CausalModel:
@@ -44,7 +44,7 @@ class CausalModel:
         self,
         architecture: Architecture,
         *,
-        embedding: Table,
+        embedding: Matrix,
         layers: list[DecoderLayer],
         final_norm: Norm | None,
         head: Linear,
@@ -167,15 +167,14 @@ class CausalModel:
     def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:
         """Return [X, vocab] of the head's dtype."""
         # The memory is used again in the next step: new memory of that size costs page faults.
-        weight, bias = self.head.weight, self.head.bias
-        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or self.head.adapted.changes:
+        if not native.fits(hidden_XD):
             return self.head(hidden_XD)
-        if weight.dtype == torch.float32:
-            return tiled_linear(hidden_XD, weight, bias, out_XV)
+        if hidden_XD.dtype == torch.float32:
+            return self.head(hidden_XD, out_XV)
         rows = out_XV.shape[0]
         if self._headed_XV is None or self._headed_XV.shape[0] < rows:
-            self._headed_XV = torch.empty(out_XV.shape, dtype=weight.dtype)
-        return tiled_linear(hidden_XD, weight, bias, self._headed_XV[:rows])
+            self._headed_XV = torch.empty(out_XV.shape, dtype=hidden_XD.dtype)
+        return self.head(hidden_XD, self._headed_XV[:rows])
 
 
 def rope_of(mixer: object) -> Rope | None:

@@ -59,7 +59,6 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
-from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
 
 VOCAB_MAX = 1 << 15
 """Number of tokens that drafts may be chosen from."""
@@ -274,15 +273,10 @@ def load_mtp(
 
 
 def _first_tokens(head: Linear) -> Linear:
-    """Return the rows of VOCAB_MAX tokens, in the memory of the full matrix. Other forms keep all rows."""
-    weight, rows, tiles = head.weight, VOCAB_MAX, VOCAB_MAX // TILE_ROWS
-    if isinstance(weight, torch.Tensor):
-        return Linear(weight[:rows], None if head.bias is None else head.bias[:rows])
-    if head.bias is None and isinstance(weight, TiledWeight) and weight.rows > rows:
-        return Linear(replace(weight, tiles=weight.tiles[:tiles], rows=rows))
-    if head.bias is None and isinstance(weight, TwelveBitWeight) and weight.rows > rows:
-        return Linear(replace(weight, units=weight.units[: tiles // 2], highs=weight.highs[:tiles], rows=rows))
-    return head
+    """Return the rows of VOCAB_MAX tokens, in the memory of the full matrix. Some forms keep all rows."""
+    weight = head.weight
+    first = weight[:VOCAB_MAX] if isinstance(weight, torch.Tensor) else weight.first_rows(VOCAB_MAX)
+    return head if first is weight else Linear(first, None if head.bias is None else head.bias[: first.shape[0]])
 
 
 def only_decodes(

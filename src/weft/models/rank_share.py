@@ -25,8 +25,9 @@ from weft.families.mixers.attention import Attention
 from weft.families.rank_place import RankPlace, ShardSpan
 from weft.families.sharding import rank_architecture
 from weft.models.blocks.linear import Norm, Projection
-from weft.models.embedding import Embedding, Table
+from weft.models.embedding import Embedding
 from weft.tensor.collectives import Collectives
+from weft.tensor.ops.linear import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RankShare:
         part = self.place.of_experts(count)
         return range(part.begin, part.begin + part.count)
 
-    def lookup(self, table: Table, vocab: int) -> RankedEmbedding:
+    def lookup(self, table: Matrix, vocab: int) -> RankedEmbedding:
         """Return the embedding over the rows of a table, of which each rank has a span."""
         return RankedEmbedding(table, self.vocabulary(vocab), self.collectives)
 
@@ -174,7 +175,7 @@ class NormedBefore:
 class RankedEmbedding:
     """Rows ``part`` of an embedding of the complete vocabulary."""
 
-    def __init__(self, table: Table, part: ShardSpan, collectives: Collectives) -> None:
+    def __init__(self, table: Matrix, part: ShardSpan, collectives: Collectives) -> None:
         self._own = Embedding(table)
         self._part = part
         self._collectives = collectives

@@ -30,8 +30,9 @@ import torch
 
 from weft.config import QuantizeChoice
 from weft.tensor import native
-from weft.tensor.fused_block import PlainWeight
-from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.ops.linear import Matrix
+from weft.tensor.weights.quantized import Codes, in_tiles
+from weft.tensor.weights.rounded import rounded
 from weft.tensor.weights.tiles import InTiles, can_be_tiled, coded_tiles, has_float_table, in_best_tiles, tiled
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
@@ -63,22 +64,22 @@ class RuntimeForm:
         """Return whether matrices in nf4 and fp4 stay so."""
         return self.quantize == "none" and self.coded_tiles
 
-    def of_values(self, weight: torch.Tensor, *, finer: bool = False) -> PlainWeight:
+    def of_values(self, weight: torch.Tensor, *, finer: bool = False) -> Matrix:
         """Return the form of ``weight`` [out, in], which the caller gives away. ``finer``: in 8 bits where others are
         in 4.
         """
         bits = _BITS.get(self.quantize)
         if bits is not None:
             return self.rounded(weight, 8 if finer else bits)
-        return (self._in_tiles(weight) if self.packs else None) or weight
+        return (in_best_tiles(weight, twelve_bit=self.twelve_bit) if self.packs else None) or weight
 
-    def of_exact(self, weight: torch.Tensor) -> PlainWeight:
+    def of_exact(self, weight: torch.Tensor) -> Matrix:
         """Return the form of ``weight`` [out, in] with every bit: a router, a gate."""
         return (tiled(weight) if self.packs else None) or weight
 
-    def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
+    def of_table(self, table: torch.Tensor) -> Matrix:
         """Return the form of an embedding [vocab, hidden] that is also the head."""
-        return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
+        return self.of_values(table) if self.quantize == "none" else table
 
     def tiles_experts(self, device: torch.device, dtype: torch.dtype, columns: int) -> bool:
         """Return whether experts go into tiles, each by itself."""
@@ -95,14 +96,16 @@ class RuntimeForm:
         """Whether plain matrices of bfloat16 go into 12 bits a weight if possible."""
         return self.quantize == "none" and self.packs and self.twelve_bit
 
-    def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
-        return in_best_tiles(weight, twelve_bit=self.twelve_bit)
+    def in_coded_tiles(self, codes: Codes) -> bool:
+        """Return whether ``codes`` go into ``CodedTiles``, each matrix of a stack by itself."""
+        return self.coded_tiles and (codes.fp8 or has_float_table(codes))
 
-    def of_codes(self, codes: Codes) -> PlainWeight:
-        if self.coded_tiles and (codes.fp8 or has_float_table(codes)):
+    def of_codes(self, codes: Codes, dtype: torch.dtype = torch.float32) -> Matrix:
+        """Return the form of ``codes``; ``dtype``: of the rows of a table."""
+        if self.in_coded_tiles(codes):
             return coded_tiles(codes) or self.of_values(codes.dense().to(torch.bfloat16))
         rounds = self.fp8_inputs if codes.fp8 else self.quantize == "w8a8"
-        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
+        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds, dtype=dtype)
 
     def note(self) -> str | None:
         """Return a sentence for the user about this machine and the form."""
@@ -114,8 +117,6 @@ class RuntimeForm:
             "--quantize int8 is faster"
         )
 
-    def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
+    def rounded(self, weight: torch.Tensor, bits: int | None = None) -> Matrix:
         """Return ``weight`` [..., out, in] in ``bits``, by default those of ``--quantize``."""
-        codes = self.of_codes(rounded(weight, bits or _BITS[self.quantize]))
-        assert isinstance(codes, QuantizedWeight)
-        return codes
+        return self.of_codes(rounded(weight, bits or _BITS[self.quantize]))

@@ -8,10 +8,11 @@ from weft.families.architecture import Architecture
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel
-from weft.models.embedding import Lookup, Table
+from weft.models.embedding import Lookup
 from weft.models.layer import DecoderLayer
 from weft.models.rank_share import RankedEmbedding, RankShare, RankVocabulary, Summed
 from weft.tensor.collectives import Collectives
+from weft.tensor.ops.linear import Matrix
 
 
 class RankedModel(CausalModel):
@@ -22,7 +23,7 @@ class RankedModel(CausalModel):
         architecture: Architecture,
         share: RankShare,
         *,
-        embedding: Table,
+        embedding: Matrix,
         layers: list[DecoderLayer],
         final_norm: Norm | None,
         head: Linear,

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -32,16 +32,15 @@ from weft.families.tensors import Numbered, Tensor
 from weft.models.adapter_targets import Target
 from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import HEADS, CheckpointFiles
-from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS, WHOLE, Grouping
 from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
-from weft.tensor.fused_block import JoinedWeight, PlainWeight
+from weft.tensor.ops.linear import JoinedWeight, Matrix, Weight, dense
 from weft.tensor.ops.moe import ExpertWeights
-from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
+from weft.tensor.weights.quantized import Codes
+from weft.tensor.weights.tiles import ExpertTiles, InTiles, TwelveBitWeight
 
 OnProgress = Callable[[int, int], None]
 """Function called with (bytes read, bytes in all) as weights are read."""
@@ -50,10 +49,8 @@ Order = Callable[[torch.Tensor], torch.Tensor]
 """Function from rows [rows, anything] as they are stored to a block's order."""
 Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
-Formed = QuantizedWeight | TwelveBitWeight | CodedTiles
-"""Weights that have a form in addition to their dtype."""
 
-AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
+Counted = TypeVar("Counted", bound=Matrix | ExpertTiles)
 
 
 class TensorSource(ABC):
@@ -129,7 +126,7 @@ class TensorSource(ABC):
         """Return a tensor of whole numbers of exactly ``shape``, int32."""
         return self._counted(self._stored(self.checkpoint.prefix + name, shape, WHOLE).to(torch.int32))
 
-    def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> PlainWeight:
+    def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Matrix:
         """Return a matrix of exactly ``shape`` that is never rounded or packed."""
         out = self._empty(shape, dtype)
         self._fill(out, self.checkpoint.prefix + name)
@@ -216,20 +213,14 @@ class TensorSource(ABC):
         Neighbours that are stored in the same form and order of columns become one matrix; where these
         differ, each run of neighbours is one.
         """
-        weights: list[PlainWeight] = []
+        weights: list[Matrix] = []
         for grouping, run in _runs([(self._grouping(part[0], columns), part) for part in parts]):
             if grouping is None:
                 packed = self._packed(run, columns)
                 if packed is not None:
                     weights.append(packed)
                     continue
-                dense = self._rows([(part[0], part[1]) for part in run], (columns,))
-                first = 0
-                for part in run:
-                    if len(part) == 3:
-                        dense[first : first + part[1]] = part[2](dense[first : first + part[1]])
-                    first += part[1]
-                weights.append(self.runtime.of_values(dense, finer=finer))
+                weights.append(self.runtime.of_values(self._rows(run, (columns,)), finer=finer))
             else:
                 codes = [self._codes(part, columns) for part in run]
                 weights += [self.runtime.of_codes(_joined(same)) for same in _in_one_order(codes)]
@@ -239,7 +230,7 @@ class TensorSource(ABC):
             first += part[1]
         return product
 
-    def table(self, name: str, tensor: Tensor, *, is_head: bool) -> Table:
+    def table(self, name: str, tensor: Tensor, *, is_head: bool) -> Matrix:
         """Return the embedding. ``is_head``: logits are made with it as well."""
         self.declare(self.checkpoint.prefix + name, tensor)
         rows, columns = tensor.shape(self.place)
@@ -247,10 +238,7 @@ class TensorSource(ABC):
         grouping = self._grouping(name, columns)
         apart = self.share is None and not self.runtime.on_gpu_kernels
         if grouping is not None and not grouping.ordered and apart:
-            weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
-            if isinstance(weight, QuantizedWeight):
-                return CodedTable(weight, self.dtype)
-            return weight
+            return self._counted(self.runtime.of_codes(self._codes((name, rows), columns), self.dtype))
         if grouping is not None or not is_head:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
@@ -268,7 +256,7 @@ class TensorSource(ABC):
                 self.targets[other + stored.removeprefix(name)] = replace(target, product=copy)
         return copy
 
-    def head(self, tensor: Tensor, tied: Table | None = None, bias: Tensor | None = None, known: int = 0) -> Linear:
+    def head(self, tensor: Tensor, tied: Matrix | None = None, bias: Tensor | None = None, known: int = 0) -> Linear:
         """Return the output projection, which wrappers keep outside of the language model. ``tied``: the embedding, if
         that is the head as well. ``bias``: that of the head, if it has one. ``known``: number of rows that files may
         have in place of all; others are zeros.
@@ -280,20 +268,18 @@ class TensorSource(ABC):
             self.declare(name, bias)
             out = self._empty(bias.shape(self.place), None)
             self._fill(out, name)
-            head.bias = self._counted(out.float() if isinstance(head.weight, QuantizedWeight) else out)
+            head.bias = self._counted(_bias_of(head.weight, out))
         self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
         return head
 
-    def _head(self, tensor: Tensor, tied: Table | None, known: int) -> Linear:
-        if isinstance(tied, CodedTable):
-            return Linear(tied.weight)
+    def _head(self, tensor: Tensor, tied: Matrix | None, known: int) -> Linear:
+        if isinstance(tied, Weight):
+            return Linear(tied)
         if tied is not None:
             rows, columns = tensor.shape(self.place)
-            coded = self._grouping(self.table_name, columns) is not None
-            stored = self._codes((self.table_name, rows), columns) if coded else None
-            if stored is not None:
-                return self._linear([self.runtime.of_codes(stored)], None)
-            if isinstance(tied, InTiles) or self.runtime.quantize == "none":
+            if self._grouping(self.table_name, columns) is not None:
+                return self._linear([self.runtime.of_codes(self._codes((self.table_name, rows), columns))], None)
+            if self.runtime.quantize == "none":
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, finer=True)], None)
         name = next((name for name in HEADS if self._known(name)), HEADS[0])
@@ -321,34 +307,28 @@ class TensorSource(ABC):
         kinds = {self._grouping(name, columns) for group in names for name in group}
         if self.runtime.on_gpu_kernels:  # the Triton kernels support no column order of each expert's own
             kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
-        if kinds == {None} and self.runtime.quantize == "none":
-            return self._float_experts(names, rows, columns)
-        each: list[PlainWeight] = []
-        for group in names:
-            if None not in kinds and len(kinds) == 1:
+        each: list[Matrix] = []
+        if None not in kinds and len(kinds) == 1:
+            for group in names:
                 codes = [self._codes((name, rows), columns) for name in group]
                 if len(_in_one_order(codes)) == 1:
                     each.append(self.runtime.of_codes(_joined(codes)))
                 else:
                     each.append(torch.cat([part.dense().to(self.dtype) for part in codes]))
-            elif self.runtime.quantize == "none":
-                return self._float_experts(names, rows, columns)
-            else:
-                each.append(self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))))
+        elif self.runtime.quantize == "none":
+            return self._float_experts(names, rows, columns)
+        else:
+            each += [self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))) for group in names]
         return self._together(each)
 
-    def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
-        quantized = [expert for expert in experts if isinstance(expert, QuantizedWeight)]
-        if len(quantized) == len(experts):
-            return self._counted(stacked(quantized))
-        tiles = [expert for expert in experts if isinstance(expert, InTiles)]
-        if len(tiles) == len(experts) and len({isinstance(expert, CodedTiles) for expert in tiles}) == 1:
-            return self._counted_experts(tiles)
-        return self._counted(
-            torch.stack([expert if isinstance(expert, torch.Tensor) else expert.dense() for expert in experts]).to(
-                self.dtype
-            )
+    def _together(self, experts: Sequence[Matrix]) -> ExpertWeights:
+        """Return a stack of matrices in one form, or of the values of all."""
+        stacks = {getattr(type(expert), "stack", None) for expert in experts}
+        stack = stacks.pop() if len(stacks) == 1 else None
+        weights: ExpertWeights = (
+            torch.stack([dense(expert) for expert in experts]).to(self.dtype) if stack is None else stack(experts)
         )
+        return self._counted(weights)
 
     def all_experts(
         self,
@@ -370,47 +350,45 @@ class TensorSource(ABC):
         if self._grouping(name, columns) is not None and not more:
             codes = self._codes((name, rows), columns, count)
             codes = codes if order is None else codes.reordered(order)
-            if self.runtime.coded_tiles and (codes.fp8 or has_float_table(codes)):
+            if self.runtime.in_coded_tiles(codes):
                 return self._together([self.runtime.of_codes(codes.of(index)) for index in range(count)])
-            weight = self.runtime.of_codes(codes)
-            assert isinstance(weight, QuantizedWeight)
-            assert weight.order is None, "a stack in one tensor has no orders"
-            return self._counted(weight)
+            assert codes.order is None, "a stack in one tensor has no orders"
+            return cast("ExpertWeights", self._counted(self.runtime.of_codes(codes)))
         tiles = self.runtime.tiles_experts(self.device, self.dtype, columns)
         as_stored = not transposed and order is None and not more
         packed = self._packed_experts(name, count, rows, columns) if tiles and as_stored else None
         if packed is not None:
-            return self._counted_experts(packed)
+            return self._counted(ExpertTiles.of(packed))
         out = self._empty((count, columns, rows) if transposed else (count, rows * len(names), columns), None)
         for part, stored in zip(out.chunk(len(names), dim=1), names, strict=True):
             self._fill(part, self.checkpoint.prefix + stored)
         out = out.transpose(1, 2).contiguous() if transposed else out
         out = out if order is None else order(out)
         if tiles:
-            return self._counted_experts([self.runtime.of_expert(expert, count) for expert in out])
+            return self._together([self.runtime.of_expert(expert, count) for expert in out])
         if self.runtime.quantize == "none":
             return self._counted(out)
-        return self._counted(stacked([self.runtime.rounded(expert) for expert in out]))
+        return self._together([self.runtime.rounded(expert) for expert in out])
 
-    def _count(self, weight: PlainWeight, times: int = 1) -> None:
-        size = times * held_bytes(weight)
-        form = weight.form if isinstance(weight, Formed) else str(weight.dtype).removeprefix("torch.")
-        self.held_bytes += size
-        self._bytes_by_form[form] += size
+    def _count(self, weight: Matrix | ExpertTiles, times: int = 1) -> None:
+        for part in weight.experts if isinstance(weight, ExpertTiles) else (weight,):
+            self.held_bytes += times * part.nbytes
+            form = str(getattr(part, "form", part.dtype)).removeprefix("torch.")
+            self._bytes_by_form[form] += times * part.nbytes
 
-    def _counted(self, weight: AnyWeight) -> AnyWeight:
+    def _counted(self, weight: Counted) -> Counted:
         self._count(weight)
         return weight
 
     def _known(self, name: str) -> bool:
         return name in self.checkpoint.tensors or self.form.holds(name)
 
-    def _rows(self, parts: Sequence[tuple[str, int]], columns: tuple[int, ...]) -> torch.Tensor:
-        out = self._empty((sum(count for _, count in parts), *columns), None)
-        first = 0
-        for name, count in parts:
-            self._fill(out[first : first + count], self.checkpoint.prefix + name)
-            first += count
+    def _rows(self, parts: Sequence[Part], columns: tuple[int, ...]) -> torch.Tensor:
+        out = self._empty((sum(part[1] for part in parts), *columns), None)
+        for part, own in zip(parts, torch.split(out, [part[1] for part in parts]), strict=True):
+            self._fill(own, self.checkpoint.prefix + part[0])
+            if len(part) == 3:
+                own.copy_(part[2](own))
         return out
 
     def _packed(self, parts: Sequence[Part], columns: int) -> TwelveBitWeight | None:
@@ -456,33 +434,20 @@ class TensorSource(ABC):
     def _float_experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         count = len(names)
         if not self.runtime.tiles_experts(self.device, self.dtype, columns):
-            return self._counted(self._stack(names, rows, columns))
+            every = [(name, rows) for group in names for name in group]
+            return self._counted(self._rows(every, (columns,)).view(count, -1, columns))
         each: list[InTiles] = []
         for group in names:
             parts = [(name, rows) for name in group]
             packed = self._packed(parts, columns)
             each.append(self.runtime.of_expert(self._rows(parts, (columns,)), count) if packed is None else packed)
-        return self._counted_experts(each)
+        return self._counted(ExpertTiles.of(each))
 
-    def _counted_experts(self, experts: Sequence[InTiles]) -> ExpertTiles:
-        for expert in experts:
-            self._count(expert)
-        return ExpertTiles.of(experts)
-
-    def _stack(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> torch.Tensor:
-        out = self._empty((len(names), len(names[0]) * rows, columns), None)
-        for index, group in enumerate(names):
-            for part, name in enumerate(group):
-                self._fill(out[index, part * rows : (part + 1) * rows], self.checkpoint.prefix + name)
-        return out
-
-    def _linear(self, weights: Sequence[PlainWeight], bias: torch.Tensor | None) -> Linear:
-        for weight in weights:
-            self._count(weight)
-        if len(weights) == 1:
-            quantized = isinstance(weights[0], QuantizedWeight)
-            return Linear(weights[0], bias.float() if quantized and bias is not None else bias)
-        return Linear(JoinedWeight(tuple(weights)), bias)
+    def _linear(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Linear:
+        for part in weights:
+            self._count(part)
+        weight = weights[0] if len(weights) == 1 else JoinedWeight(tuple(weights))
+        return Linear(weight, None if bias is None else _bias_of(weight, bias))
 
 
 def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:
@@ -516,5 +481,6 @@ def _joined(parts: Sequence[Codes]) -> Codes:
     return parts[0] if len(parts) == 1 else parts[0].above(*parts[1:])
 
 
-def held_bytes(weight: PlainWeight) -> int:
-    return weight.numel() * weight.itemsize if isinstance(weight, torch.Tensor) else weight.held_bytes
+def _bias_of(weight: Matrix, bias: torch.Tensor) -> torch.Tensor:
+    """Return ``bias`` as products with ``weight`` take it: in float32 by kernels, which add it to their sums."""
+    return bias.float() if isinstance(weight, Weight) else bias

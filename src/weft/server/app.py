@@ -27,7 +27,7 @@ from weft.fleet.fleet import Fleet
 from weft.server import replicas, weights
 from weft.server.adapters import AdapterHandlers
 from weft.server.anthropic.answers import MESSAGES, conversation
-from weft.server.anthropic.protocol import CountTokensBody
+from weft.server.anthropic.protocol import ANTHROPIC_VERSION, CountTokensBody, anthropic_card, anthropic_list
 from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
@@ -262,14 +262,17 @@ class _Handlers:
         return json_response({"input_tokens": len(prompt.tokens)})
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [_model_card(model) for model in self._service.listed()]})
+        cards = [_model_card(model) for model in self._service.listed()]
+        is_anthropic = ANTHROPIC_VERSION in request.headers
+        return json_response(anthropic_list(cards) if is_anthropic else {"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         listed = {model.name: model for model in self._service.listed()}
         if name not in listed:  # "default", or unknown
             name = self._service.own_name(name)
-        return json_response(_model_card(listed[name]))
+        card = _model_card(listed[name])
+        return json_response(anthropic_card(card) if ANTHROPIC_VERSION in request.headers else card)
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()

@@ -1,7 +1,8 @@
 """Checks of every request before it is routed: its origin, an id, the key; and the report of its end.
 
 * ``edge.Origins``: the Host and Origin headers decide whether a web page may send this request at all.
-* ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
+* ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one. Anthropic's
+  clients read it from ``request-id``.
 * ``--api-key``: without a valid key only paths that tell nothing about this server are answered. The key also names the
   tenant (``tenants``).
 * ``--operator-key``: a valid one opens everything. If the server has one, no other key opens sums over all clients
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError, is_panic
 from weft.logs import request_id_of_task
+from weft.server.anthropic.protocol import ANTHROPIC_VERSION, REQUEST_ID_HEADER
 from weft.server.connection import PEER_IS_OWNER
 from weft.server.edge import EdgeError, Origins, is_loopback, names_loopback
 from weft.server.errors import error_response
@@ -107,14 +109,16 @@ class Gate:
         trace = state["trace"] = RequestTrace(scope["method"], scope["path"], request_id, headers, client=address)
         if trace.path in _OPEN_PATHS:
             trace.route = trace.path  # the page's files, which no endpoint answers
-        cors_headers = self._origins.cors_headers(headers)
+        own_headers = self._origins.cors_headers(headers)
+        if ANTHROPIC_VERSION in headers:
+            own_headers = [*own_headers, (REQUEST_ID_HEADER.encode(), request_id.encode())]
         ignored = begin_request(strict=self._strict_fields)
         is_gone = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal is_gone
             if message["type"] == "http.response.start":
-                self._add_headers(MutableHeaders(scope=message), request_id, cors_headers, ignored.names)
+                self._add_headers(MutableHeaders(scope=message), request_id, own_headers, ignored.names)
                 trace.status = message["status"]
             try:
                 await send(message)
@@ -142,15 +146,11 @@ class Gate:
                 state["tenant"].release(state["body_bytes"])
 
     def _add_headers(
-        self,
-        headers: MutableHeaders,
-        request_id: str,
-        cors_headers: list[tuple[bytes, bytes]],
-        ignored: Collection[str],
+        self, headers: MutableHeaders, request_id: str, own_headers: list[tuple[bytes, bytes]], ignored: Collection[str]
     ) -> None:
         headers["x-request-id"] = request_id
         headers["x-content-type-options"] = "nosniff"
-        headers.raw.extend(cors_headers)
+        headers.raw.extend(own_headers)
         if version := self._weight_version():
             headers[VERSION_HEADER] = version
         if ignored:

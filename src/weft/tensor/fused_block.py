@@ -16,45 +16,19 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.ops import linear
-from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.tiles import InTiles
+from weft.tensor.ops.linear import Weight
 
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
-PlainWeight = torch.Tensor | InTiles | QuantizedWeight
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedWeight:
-    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself, the results
-    are concatenated. A quantised checkpoint leaves some as they are, and GGUF files have finer forms for some.
-    """
-
-    parts: tuple[PlainWeight, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(map(rows_of, self.parts))
-
-    @property
-    def columns(self) -> int:
-        first = self.parts[0]
-        return first.shape[1] if isinstance(first, torch.Tensor) else first.columns
-
-
-def rows_of(weight: PlainWeight | JoinedWeight) -> int:
-    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.rows
-
 
 @dataclass(slots=True)
 class FusedBlock:
-    """Two products, each a weight in any form and its bias or None. Immutable once it has run."""
+    """Two products, each a weight and its bias or None. Immutable once it has run."""
 
-    first: Any
+    first: Weight
     first_bias: torch.Tensor | None
-    second: Any
+    second: Weight
     second_bias: torch.Tensor | None
     adapted: tuple[Callable[[], Any], ...] = field(default=(), repr=False, compare=False)
     """For each product, the function that returns the C++ object of its adapters."""
@@ -68,13 +42,11 @@ class FusedBlock:
         if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
             return None
         if any(
-            bias is not None and isinstance(weight, JoinedWeight)
+            bias is not None and len(weight.parts) > 1
             for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))
         ):
             return None  # a bias is added to the rounded results of all parts
-        addresses = tuple(
-            tuple(_address(part, x_TD) for part in _parts(weight)) for weight in (self.first, self.second)
-        )
+        addresses = self.first.addresses(x_TD), self.second.addresses(x_TD)
         if not all(map(all, addresses)):
             return None
         # A block is bound to the addresses of its weights; they move when a server sleeps and wakes.
@@ -94,9 +66,7 @@ class FusedBlock:
     @property
     def stays(self) -> bool:
         """Return whether the first weight still has the address to which the block was bound."""
-        weight = _parts(self.first)[0]
-        codes = weight.body if isinstance(weight, InTiles) else weight.codes
-        return bool(codes.data_ptr() == self._addresses[0][0])
+        return self.first.body.data_ptr() == self._addresses[0][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +85,8 @@ class FusedLayer:
     number: int = 0
 
 
-def _parts(weight: Any) -> tuple[Any, ...]:
-    return weight.parts if isinstance(weight, JoinedWeight) else (weight,)
-
-
-def _address(weight: Any, x_TD: torch.Tensor) -> int:
-    """Return the weight's address; 0 for a weight that a fused block does not take."""
-    if isinstance(weight, InTiles):
-        return weight.body.data_ptr() if linear.tiles_fit(x_TD, weight) else 0
-    if isinstance(weight, QuantizedWeight):
-        widened = linear.widened(x_TD.shape[0], x_TD.dtype, weight)
-        return 0 if widened or not linear.codes_fit(x_TD, weight) else weight.codes.data_ptr()
-    return 0
-
-
-def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
-    parts = []
-    for part in _parts(weight):
-        parts.append(
-            (part.native(), False, 0)
-            if isinstance(part, InTiles)
-            else (linear.weight_of(part), part.exact, linear.order_of(part))
-        )
-    return parts, 0 if bias is None else bias.data_ptr(), adapted
+def _product(weight: Weight, bias: torch.Tensor | None, adapted: Any) -> Any:
+    parts = [
+        (part.native(), part.exact, native.address_of(part.order)) for part in weight.parts if isinstance(part, Weight)
+    ]
+    return parts, native.address_of(bias), adapted

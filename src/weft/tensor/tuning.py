@@ -17,7 +17,7 @@ import torch
 
 from weft.host import last_cache_bytes
 from weft.tensor import native
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import Weight, weight_product
 from weft.tensor.weights import large_pages
 from weft.tensor.weights.tiles import TILE_ROWS, UNIT_COLUMNS, TiledWeight, TwelveBitWeight
 
@@ -84,16 +84,14 @@ def tune() -> Tuning:
     return tuning
 
 
-def _tuned(
-    tuning: Tuning, name: str, candidates: Sequence[int], weight: TiledWeight | TwelveBitWeight, *, rows: int
-) -> Tuning:
+def _tuned(tuning: Tuning, name: str, candidates: Sequence[int], weight: Weight, *, rows: int) -> Tuning:
     """Return ``tuning`` with the best number under ``name`` for ``rows`` rows of x times ``weight``, in use."""
     x = torch.full((rows, _COLUMNS), 0.5, dtype=torch.bfloat16)
 
     def seconds(number: int) -> float:
         use(replace(tuning, **{name: number}))
         begin_s = time.perf_counter()
-        tiled_linear(x, weight)
+        weight_product(x, weight)
         return time.perf_counter() - begin_s
 
     seconds(getattr(tuning, name))  # warms up

@@ -34,6 +34,7 @@ from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
 from weft.text.chat_request import ChatRequest
+from weft.text.current_request import note_ignored
 from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning, framed
 from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
@@ -485,7 +486,7 @@ class Dialect:
         limited = len(offered) < len(tools) or any(tool.strict for tool in offered)
         called = None
         if calls is not None and (not is_free or limited or budget is not None):
-            self._check_required(choice, grammar)
+            grammar = self._besides(choice, grammar)
             # Each call is a message, and the end of the call is the end of the answer.
             called = calls_grammar(calls, offered, several=False, token_of=token_of, field="tools")
         wanted = None
@@ -515,13 +516,20 @@ class Dialect:
         )
 
     @staticmethod
-    def _check_required(choice: ToolChoice, grammar: Grammar | None) -> None:
-        if choice.mode != "auto" and grammar is not None:
+    def _besides(choice: ToolChoice, grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar of answers that are no calls. Where ``choice`` requires a call there is none: libraries
+        send a response format with every request, and an answer without content has no form. Raise RequestError for a
+        field that is no response format."""
+        if choice.mode == "auto" or grammar is None:
+            return grammar
+        if not grammar.field.startswith("response_format"):
             raise RequestError(
                 f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
                 "the answer is one or the other",
                 param="tool_choice",
             )
+        note_ignored("response_format")
+        return None
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
         """Return whether the prompt shows that the reasoning has ended or is left out."""
@@ -574,7 +582,7 @@ class Dialect:
             if len(offered) < len(tools) or any(tool.strict for tool in offered):
                 return strict_grammar(calls, offered, several=several, token_of=token_of, field="tools")
             return None
-        self._check_required(choice, grammar)
+        self._besides(choice, grammar)
         return calls_grammar(
             calls,
             offered,

@@ -21,6 +21,9 @@ def from_response_format(value: dict[str, Any], token_of: TokenOf) -> Grammar:
     if kind == "structural_tag":
         return structural_tag(value, "response_format", token_of)
     if kind == "json_object":
+        schema = value.get("schema")  # llama-server's form of json_schema
+        if schema is not None:
+            return json_grammar(schema, field="response_format.schema")
         return json_grammar(_ANY_OBJECT, field="response_format")
     if kind != "json_schema":
         raise RequestError(

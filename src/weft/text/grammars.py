@@ -44,6 +44,13 @@ _MARKER = re.compile(r"<[^>]*>|\[[^\]]*\]|\]<\][^\[]*\[>\[")
 """Pattern of a marker: from a bracket to the next closing one, or as MiniMax writes it (``]<]minimax[>[``)."""
 _LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
 
+GUIDANCE = "x-guidance"
+"""Keyword of the compiler's options in a schema."""
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9k]")
+"""Look-around and references to groups, in a pattern."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords of a schema that hold values, not schemas."""
+
 TokenOf = Callable[[str], int | None]
 """A function from a text to its id, if the text is one added token of the vocabulary (a marker), else to None."""
 
@@ -84,8 +91,30 @@ def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE)
     options: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
         options = {"whitespace_pattern": whitespace}
-    own = schema.get("x-guidance")
-    return {**schema, "x-guidance": {**options, **(own if isinstance(own, dict) else {})}}
+    own = schema.get(GUIDANCE)
+    return {**schema, GUIDANCE: {**options, **(own if isinstance(own, dict) else {})}}
+
+
+def lenient(schema: dict[str, Any], *, field: str) -> dict[str, Any]:
+    """Return ``schema`` for a grammar that enforces all parts that a grammar can, and leaves out the others. Raise
+    RequestError for a schema that is nested too deeply."""
+    check_nesting(schema, field)
+    own = schema.get(GUIDANCE)
+    return {**_without_look_around(schema), GUIDANCE: {"lenient": True, **(own if isinstance(own, dict) else {})}}
+
+
+def _without_look_around(schema: Any) -> Any:
+    """Return a copy of ``schema`` without the patterns that the compiler cannot read, which it refuses in every
+    mode."""
+    if isinstance(schema, list):
+        return [_without_look_around(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: part if name in _VALUES else _without_look_around(part)
+        for name, part in schema.items()
+        if not (name == "pattern" and isinstance(part, str) and _LOOK_AROUND.search(part))
+    }
 
 
 def regex_grammar(regex: str, *, field: str) -> Grammar:

@@ -29,7 +29,7 @@ from weft.info import ModelInfo
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.planning.roofline import model_load
 from weft.planning.weights import WeightForm, count_weights
-from weft.tensor.ops.linear import tiled_linear
+from weft.tensor.ops.linear import weight_product
 from weft.tensor.weights.tiles import tiled
 from weft_tools.bench.diagnosis import LeastSeconds
 
@@ -128,7 +128,7 @@ def _rate(dtype: torch.dtype, device: torch.device) -> float:
     best_s = _best_s(lambda: left @ right, device)
     tiles = tiled(right)
     if tiles is not None:
-        best_s = min(best_s, _best_s(lambda: tiled_linear(left, tiles), device))
+        best_s = min(best_s, _best_s(lambda: weight_product(left, tiles), device))
     return _flops(device) / best_s
 
 

@@ -45,7 +45,8 @@ from weft.models.weights import Order, Part
 from weft.tensor.few_bits import quotient
 from weft.tensor.layout import DTYPES
 from weft.tensor.ops.moe import ExpertWeights
-from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
+from weft.tensor.weights.quantized import ZERO_POINT, floats_of
+from weft.tensor.weights.rounded import GROUPS, rounded
 
 CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}

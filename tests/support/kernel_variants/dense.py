@@ -326,7 +326,7 @@ def of_moe() -> list[Compilation]:
             compilation_of(
                 f"moe combine {short}",
                 moe._combine,
-                pointers,
+                pointers | {"shared": dtype, "gate": dtype},
                 {"COLUMNS": 2048, "CHOICES": 8, "BN": moe.COMBINE.width},
                 moe.COMBINE,
             )

@@ -10,6 +10,7 @@ import triton
 from tests.support.kernel_variants.compilation import TYPES, Compilation, by_choice, compilation_of
 from weft.tensor.gpu.recurrence import in_chunks
 from weft.tensor.kernels import causal_conv as conv
+from weft.tensor.kernels import conv_and_gates as joined
 from weft.tensor.kernels import delta_gates as gating
 from weft.tensor.kernels import delta_rule as delta
 from weft.tensor.kernels import mamba1, mamba2, running_max, wkv7
@@ -105,6 +106,22 @@ def of_delta_gates() -> list[Compilation]:
         )
         for dtype in TYPES.values()
         for lines, floored in ((1, False), (128, False), (128, True))
+    ]
+
+
+def of_conv_and_gates() -> list[Compilation]:
+    floats = dict.fromkeys(("dt_bias", "rates", "g", "beta"), "*fp32")
+    sizes = {"C": 8192, "W": 3, "WP": 4, "BC": conv.ROWS.width, "H": 32, "HP": 32}
+    return [
+        compilation_of(
+            f"conv and gates {dtype[1:]}",
+            joined._rows_and_gates,
+            floats | dict.fromkeys(("x", "weight", "window", "out", "a", "b"), dtype),
+            sizes,
+            conv.ROWS,
+            ("beta_scale",),
+        )
+        for dtype in TYPES.values()
     ]
 
 

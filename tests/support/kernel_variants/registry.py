@@ -16,6 +16,7 @@ VARIANTS: dict[str, Callable[[], list[Compilation]]] = {
     "weft.tensor.gpu.decode_kernels": attention.of_decode_kernels,
     "weft.tensor.kernels.delta_rule": recurrent.of_delta_rule,
     "weft.tensor.kernels.delta_gates": recurrent.of_delta_gates,
+    "weft.tensor.kernels.conv_and_gates": recurrent.of_conv_and_gates,
     "weft.tensor.kernels.wkv7": recurrent.of_wkv7,
     "weft.tensor.kernels.mamba1": recurrent.of_mamba1,
     "weft.tensor.kernels.mamba2": recurrent.of_mamba2,

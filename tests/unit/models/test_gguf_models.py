@@ -23,13 +23,14 @@ from tests.unit.text.test_plamo_vocabulary import made as plamo_release
 from weft.errors import CheckpointError
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.streams import StreamsBlock
-from weft.models.embedding import CodedTable, Embedding
+from weft.models.embedding import Embedding
 from weft.models.gguf import parts
 from weft.models.gguf.known_keys import NEUTRAL, is_harmless
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
 from weft.pre_tokenizers import PRE_TOKENIZERS
+from weft.tensor.weights.quantized import QuantizedWeight
 from weft.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4
@@ -287,7 +288,7 @@ def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
     assert (logits(blocks) - logits(values)).abs().max() < TOLERANCE
     before = next(block for block in blocks.model.layers[0].blocks if isinstance(block, NgramsBlock))
     assert isinstance(before.table, Embedding)
-    assert isinstance(before.table.table, CodedTable)
+    assert isinstance(before.table.table, QuantizedWeight)
 
 
 @pytest.mark.parametrize("values", [None, [0.5] * 2, [1, 2, 3]])

@@ -23,7 +23,7 @@ from weft.cli.main import main
 from weft.errors import CheckpointError
 from weft.models.hub import resolve_model
 from weft.models.loading import load_model
-from weft.tensor.weights.quantized import rounded
+from weft.tensor.weights.rounded import rounded
 from weft_tools.quantize.gguf_pack import q4_k
 from weft_tools.quantize.gguf_writing import write_gguf
 

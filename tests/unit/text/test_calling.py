@@ -53,13 +53,13 @@ PARAMETERS = {tool.name: {**tool.parameters, "additionalProperties": False} for 
 BY_NAME = {row.name: row for row in FORMATS}
 
 
-def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
+def read_back(row: Any, text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
     channels = channel_format(row.name)
     if channels is not None:
         messages = MessageReader(channels, None, takes_calls=True, thinks=True, single=False, eager=False)
         parsed = [*messages.push(text), *messages.finish(is_cut=False)]
     else:
-        reader = ToolCallReader(row, TOOLS, eager=False)
+        reader = ToolCallReader(row, tools, eager=False)
         parsed = [*reader.push(text), *reader.finish()]
     content = "".join(part for part in parsed if isinstance(part, str))
     return content, [(part.name or "", json.loads(part.arguments)) for part in parsed if isinstance(part, CallDelta)]
@@ -82,6 +82,35 @@ def test_random_tokens_under_the_grammar_of_a_family_are_calls_that_fit(row: Any
             names.add(name)
             jsonschema.validate(arguments, PARAMETERS[name])
     assert len(names) > 1
+
+
+@pytest.mark.parametrize("row", [BY_NAME[name] for name in ("hermes", "qwen3_xml", "lfm2", "gemma4")])
+def test_what_no_grammar_enforces_is_left_out_of_tools_that_are_not_strict(row: Any) -> None:
+    """pydantic writes ``uniqueItems`` for a set, and zod look-around for an address."""
+    unheld = {
+        "set": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 1, "uniqueItems": True},
+        "mail": {
+            "type": "array",
+            "items": {"type": "string", "format": "mail", "pattern": "^(?!\\.)a", "maxLength": 2},
+        },
+        "any": {"type": "object", "properties": {"x": {"not": {}}}, "maxProperties": 0, "additionalProperties": False},
+    }
+    parameters = {"type": "object", "properties": unheld, "required": list(unheld), "additionalProperties": False}
+    function = {"name": "f", "parameters": parameters}
+    loose, strict = (
+        read_tools([{"type": "function", "function": {**function, "strict": strict}}]) for strict in (False, True)
+    )
+    token_of = tokenizer().added_id
+    held = calls_grammar(row, loose, several=False, token_of=token_of, field="tools")
+    text = next(filter(None, (write(held, seed) for seed in range(9))))
+    [(name, arguments)] = read_back(row, text)[1]
+    assert name == "f"
+    assert set(arguments) == set(unheld)
+    held_set = arguments["set"]  # the reader does not know this tool: a value in a tag is a text
+    assert len(json.loads(held_set) if isinstance(held_set, str) else held_set) <= 1, "a grammar enforces the length"
+    refused = calls_grammar(row, strict, several=False, token_of=token_of, field="tools")
+    with pytest.raises((RequestError, ValueError, AssertionError)):
+        write(refused, 1)
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
@@ -124,6 +153,34 @@ def test_listed_values_that_are_no_strings_are_written_as_json_has_them(row: Any
     assert text is not None
     assert "true" in text
     assert "null" in text
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in FORMATS if row.writes.style in ("xml", "nested")], ids=lambda row: row.name
+)
+def test_listed_values_of_several_types_are_read_as_they_are_listed(row: Any) -> None:
+    """Strings among other values have no quotes in tags: a reader would keep them."""
+    listed, either = (
+        ["a b", 3, None],
+        {"anyOf": [{"$ref": "#/$defs/mode"}, {"type": "integer", "minimum": 5, "maximum": 6}]},
+    )
+    parameters = {
+        "type": "object",
+        "$defs": {"mode": {"enum": ["on", "off"]}},
+        "properties": {"listed": {"enum": listed}, "either": either},
+        "required": ["listed", "either"],
+    }
+    tools = read_tools([{"type": "function", "function": {"name": "set", "parameters": parameters}}])
+    grammar = calls_grammar(row, tools, several=False, token_of=tokenizer().added_id, field="tools")
+    seen = set()
+    for seed in range(12):
+        text = write(grammar, seed)
+        assert text is not None
+        [(_, arguments)] = read_back(row, text, tools)[1]
+        assert arguments["listed"] in listed
+        assert arguments["either"] in ("on", "off", 5, 6)
+        seen |= {arguments["listed"], arguments["either"]}
+    assert seen & {"a b", "on", "off"}, "no string was written: the test sees nothing"
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)

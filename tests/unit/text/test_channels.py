@@ -186,8 +186,11 @@ def test_grammars_hold_behind_the_analysis(monkeypatch: pytest.MonkeyPatch) -> N
     strict = plan(grammar=answer)
     assert may_end(strict, thought + CALL)
     assert may_end(strict, thought + final + "sunny")
+    called = dialect().plan(PROMPT, tools=TOOLS[:1], choice=ToolChoice("required"), grammar=answer)
+    assert called.grammar == required.grammar
+    guided = choice_grammar(["sunny"], field="guided_choice")
     with pytest.raises(RequestError, match="cannot be combined"):
-        dialect().plan(PROMPT, tools=TOOLS, choice=ToolChoice("required"), grammar=answer)
+        dialect().plan(PROMPT, tools=TOOLS, choice=ToolChoice("required"), grammar=guided)
 
 
 def test_strict_tools_leave_the_model_free_to_call_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

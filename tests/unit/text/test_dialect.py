@@ -161,7 +161,13 @@ def test_with_tools_and_a_schema_the_answer_is_either() -> None:
     both = dialect("granite").plan("", tools=TOOLS, choice=AUTO, grammar=schema)
     assert json.loads(write(both.grammar, 1, wish="{", with_markers=False) or "") == {}
     with pytest.raises(RequestError, match="one or the other"):
-        dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, grammar=ANSWER)
+        dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, grammar=choice_grammar(["a"], field="guided_choice"))
+
+
+def test_a_required_call_has_no_response_format() -> None:
+    """instructor sends both in its mode RESPONSES_TOOLS."""
+    without = dialect("granite").plan("", tools=TOOLS, choice=REQUIRED)
+    assert dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, grammar=ANSWER).grammar == without.grammar
 
 
 def test_without_strict_tools_nothing_is_forced() -> None:

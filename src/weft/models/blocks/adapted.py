@@ -32,8 +32,8 @@ import torch.nn.functional as F
 
 from weft.tensor import gpu, native
 from weft.tensor.adapter_rows import LINES, ActiveAdapters, AdapterRows, RowGroups, number_of
-from weft.tensor.ops.linear import tiled_linear
-from weft.tensor.weights.tiles import TiledWeight, small_tiles
+from weft.tensor.ops.linear import dense, product
+from weft.tensor.weights.tiles import TiledWeight, tiled
 
 Change = TypeVar("Change")
 
@@ -49,21 +49,18 @@ class Factor:
 
     @classmethod
     def of(cls, values: torch.Tensor) -> Factor:
-        return cls(small_tiles(values) or values.contiguous())
+        return cls(tiled(values, apart=True) or values.contiguous())
 
     @property
     def held_bytes(self) -> int:
-        values = self.weight.tiles if isinstance(self.weight, TiledWeight) else self.weight
-        return values.numel() * values.itemsize
+        return (self.weight.tiles if isinstance(self.weight, TiledWeight) else self.weight).nbytes
 
     def plain(self) -> torch.Tensor:
         """Return the factor as [rows, columns]."""
-        return self.weight.dense() if isinstance(self.weight, TiledWeight) else self.weight
+        return dense(self.weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.weight, TiledWeight):
-            return tiled_linear(x, self.weight)
-        return F.linear(x, self.weight)
+        return product(x, self.weight)
 
 
 @dataclass(slots=True)

@@ -26,22 +26,21 @@ from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
 from weft.models.blocks.linear import Linear, Norm, NormOfScaled, Projection, by_turns, fused_block_of
 from weft.models.table_reader import TableReader
 from weft.models.weights import Order
+from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import XIELU_BETA, XIELU_EPS, activate, silu_mul, staged, xielu
 from weft.tensor.ops.moe import (
     ChoiceRule,
     ExpertBiases,
     ExpertWeights,
+    SharedOutput,
     activated,
-    add_gated,
     by_expert,
     choose_experts,
-    count_of,
     moe,
     rows_alone,
     weigh_experts,
 )
-from weft.tensor.weights.tiles import TiledWeight
 from weft.units import PAD
 
 
@@ -170,14 +169,22 @@ class ExpertsBlock:
     def __call__(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
     ) -> torch.Tensor:
-        y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T, tokens_T)))
+        weights_TX, ids_TX = self.route(x_TD, positions_T, tokens_T)
+        if self._sums_with_shared(x_TD):
+            return self._weighed(x_TD, self._counted(ids_TX), weights_TX, self._shared_output(x_TD))
+        y_TD = self.of_choices(x_TD, ids_TX, weights_TX)
         y_TD = y_TD if self.sum_bias is None else y_TD + self.sum_bias
-        if self.shared is None:
-            return y_TD
-        shared_TD = self.shared(x_TD)
-        if self.shared_gate is not None:
-            return add_gated(y_TD, shared_TD, self.shared_gate(x_TD))
-        return y_TD + shared_TD
+        return y_TD if self.shared is None else self._shared_output(x_TD).added_to(y_TD)
+
+    def _sums_with_shared(self, x_TD: torch.Tensor) -> bool:
+        """Return whether the sum over choices has the shared expert too: nothing else happens to that sum."""
+        shape = self.shape
+        plain = not (shape.identities or shape.weighs_input) and self.latent_in is None and self.latent_out is None
+        return self.shared is not None and plain and self.sum_bias is None and gpu.joins(x_TD.device)
+
+    def _shared_output(self, x_TD: torch.Tensor) -> SharedOutput:
+        assert self.shared is not None
+        return SharedOutput(self.shared(x_TD), None if self.shared_gate is None else self.shared_gate(x_TD))
 
     def of_choices(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         """Return the output of only the routed experts."""
@@ -216,7 +223,9 @@ class ExpertsBlock:
         ]
         return y_XTD[0] if len(y_XTD) == 1 else torch.stack(y_XTD).sum(0)
 
-    def _weighed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
+    def _weighed(
+        self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor, shared: SharedOutput | None = None
+    ) -> torch.Tensor:
         own = [] if self.adapted is None else self.adapted.of_step(len(x_TD))
         if own:
             # Rows of an adapter go through its experts below; here they are skipped.
@@ -234,13 +243,14 @@ class ExpertsBlock:
             biases=self.biases,
             limit=self.shape.limit,
             caps=self.shape.caps,
+            shared=None if own else shared,
         )
         for group, change in own:
             expert = partial(self._adapted_expert, change)
             y_TD[group.rows] = by_expert(
-                x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows], count_of(self.gate_up), expert
+                x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows], self.gate_up.shape[0], expert
             )
-        return y_TD
+        return shared.added_to(y_TD) if own and shared is not None else y_TD
 
     def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
@@ -251,17 +261,11 @@ class ExpertsBlock:
         y = change.product("down", number, inner, rows_alone(inner, self.down, number))
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 
-    @property
-    def router_weight(self) -> torch.Tensor | TiledWeight:
-        weight = self.router.weight
-        assert isinstance(weight, torch.Tensor | TiledWeight), "routers are never quantised"
-        return weight
-
     def route(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of PAD."""
-        scores_TE = self.router(x_TD.to(self.router_weight.dtype))
+        scores_TE = self.router(x_TD.to(self.router.weight.dtype))
         if self.shape.score_factor != 1.0:
             scores_TE = scores_TE * self.shape.score_factor
         if self.by_token is not None:
@@ -473,7 +477,7 @@ def routed_block(
     block = ExpertsBlock(shape, router, into, down)
     if read.source.place.by_expert:
         block.own = read.source.own_experts(shape.count)
-        block.choices = torch.zeros(shape.count, dtype=torch.int64, device=block.router_weight.device)
+        block.choices = torch.zeros(shape.count, dtype=torch.int64, device=block.router.weight.device)
     if adapted:
         _note_experts(read, shape, table, block, names)
     return block

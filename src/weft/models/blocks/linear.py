@@ -14,12 +14,11 @@ import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
+from weft.tensor.fused_block import FusedBlock
 from weft.tensor.ops.elementwise import gated_linear, silu_mul
-from weft.tensor.ops.linear import coded_linear, tiled_linear
+from weft.tensor.ops.linear import Matrix, Weight, product
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.tiles import InTiles, small_tiles
+from weft.tensor.weights.tiles import TiledWeight, tiled
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
@@ -33,37 +32,24 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
-Weight = PlainWeight | JoinedWeight
-
-
 @dataclass(slots=True)
 class Linear:
-    """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 for quantised
-    weights and otherwise of the weight's dtype.
-
-        plain        F.linear                        float weights elsewhere
-        tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
-        quantised    tensor.ops.coded_linear         int8 and int4
-        joined       each part, concatenated
-
-    ``adapted``: additions of adapters.
+    """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, in float32 or the model's
+    dtype, which is that of a tensor. ``adapted``: additions of adapters.
     """
 
-    weight: Weight
+    weight: Matrix
     bias: torch.Tensor | None = None
     adapted: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.weight, JoinedWeight):
-            y = torch.cat([_product(x, part, None) for part in self.weight.parts], dim=-1)
-            y = y if self.bias is None else y.add_(self.bias)
-        else:
-            y = _product(x, self.weight, self.bias)
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product. ``out``: memory that a kernel may write it to."""
+        y = product(x, self.weight, self.bias, out)
         return y if self.adapted.active is None else self.adapted.added(x, y)
 
     def gated(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up [T, I] of this product, whose rows are those of the gate and of up."""
-        if self.bias is None and self.adapted.active is None and isinstance(self.weight, InTiles):
+        if self.bias is None and self.adapted.active is None and isinstance(self.weight, Weight):
             return gated_linear(x_TD, self.weight)
         return silu_mul(self(x_TD))
 
@@ -75,46 +61,33 @@ class HeadLinear:
     """
 
     weight_HIO: torch.Tensor | None
-    tiles: tuple[InTiles, ...] = ()
+    tiles: tuple[TiledWeight, ...] = ()
 
     @classmethod
     def of(cls, weight_HIO: torch.Tensor) -> HeadLinear:
         """Return the product with ``weight_HIO``, in the form that serves here."""
         matrices = weight_HIO.unbind() if native.in_use() else ()
-        head_tiles = [small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices]
+        head_tiles = [tiled(matrix_IO.T.contiguous(), apart=True) for matrix_IO in matrices]
         tiles = tuple(tile for tile in head_tiles if tile is not None)
         return cls(None, tiles) if tiles else cls(weight_HIO)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
         if self.weight_HIO is None:
-            return torch.stack([tiled_linear(x_THI[:, head], tile) for head, tile in enumerate(self.tiles)], dim=1)
+            return torch.stack([product(x_THI[:, head], tile) for head, tile in enumerate(self.tiles)], dim=1)
         return torch.bmm(x_THI.transpose(0, 1), self.weight_HIO).transpose(0, 1)
 
 
-def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
-    """Return rows [first, last) of a weight in any form, float32: a copy, for computations that happen once."""
-    if isinstance(weight, JoinedWeight):
-        whole = torch.cat([dense_rows(part, 0, rows_of(part)) for part in weight.parts])
-        return whole[first:last]
-    values = weight if isinstance(weight, torch.Tensor) else weight.dense()
-    return values[first:last].float()
-
-
-def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    if isinstance(weight, InTiles):
-        return tiled_linear(x, weight, bias)
-    if isinstance(weight, QuantizedWeight):
-        return coded_linear(x, weight, bias)
-    return F.linear(x, weight, bias)
-
-
 def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
-    """Return both projections and the layer between them as one block, if they are plain products."""
-    if isinstance(first, Linear) and isinstance(second, Linear):
-        return FusedBlock(
-            first.weight, first.bias, second.weight, second.bias, (first.adapted.native, second.adapted.native)
-        )
-    return None
+    """Return both projections and the layer between them as one block, if they are plain products that kernels may
+    serve.
+    """
+    if not (isinstance(first, Linear) and isinstance(second, Linear)):
+        return None
+    if not (isinstance(first.weight, Weight) and isinstance(second.weight, Weight)):
+        return None
+    return FusedBlock(
+        first.weight, first.bias, second.weight, second.bias, (first.adapted.native, second.adapted.native)
+    )
 
 
 @dataclass(slots=True)

@@ -156,6 +156,8 @@ def conversation(body: CountTokensBody) -> ConversationFields:
     messages = [*_system(body.system)]
     for position, turn in enumerate(body.messages):
         messages += _turn(f"messages.{position}", turn)
+    if messages and body.cache_control is not None:
+        messages[-1].cache_control = body.cache_control
     last = messages[-1] if messages else None
     continued = last is not None and last.role == "assistant" and not last.tool_calls and bool(last.content)
     choice, several = _choice(body.tool_choice)
@@ -191,7 +193,9 @@ def _budget(thinking: Block | None) -> int | None:
 def cache_marked(body: CountTokensBody) -> bool:
     """Return whether the client set a ``cache_control`` anywhere."""
     lists = [body.system, body.tools, *(turn.content for turn in body.messages)]
-    return any("cache_control" in block for blocks in lists if isinstance(blocks, list) for block in blocks)
+    return body.cache_control is not None or any(
+        "cache_control" in block for blocks in lists if isinstance(blocks, list) for block in blocks
+    )
 
 
 _BILLING = "x-anthropic-billing-header:"

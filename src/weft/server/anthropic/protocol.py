@@ -1,10 +1,11 @@
-"""The body of /v1/messages, and its failures in the shape that Anthropic's clients read.
+"""The body of /v1/messages, its failures and the list of models in the shapes that Anthropic's clients read.
 
 {"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
 """
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import msgspec
@@ -29,6 +30,8 @@ class CountTokensBody(SamplingFields, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    """A mark at the end of the last message."""
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
@@ -45,8 +48,15 @@ UNSERVED_IN_MESSAGES: Unserved = {
     "mcp_servers": ("this server calls no other servers", ([],)),
     "container": ("this server runs no code", ()),
     "context_management": ("prompts are never edited on the server", ({},)),
+    "thread": ("this server keeps no conversations of this API; send all messages with each request", ()),
 }
 """Reason and harmless values of each refused field: (why it is refused, values besides null that ask for nothing)."""
+
+_ERROR_CODES = {"thread": "thread_unsupported_request"}
+"""Codes, by refused field, that make Anthropic's clients repeat the request without the field."""
+ANTHROPIC_VERSION = "anthropic-version"
+"""A header that Anthropic's clients send with each request, and no others."""
+REQUEST_ID_HEADER = "request-id"
 
 _KINDS = {
     401: "authentication_error",
@@ -63,7 +73,9 @@ def error_json(error: WeftError, request_id: str | None = None) -> bytes:
     """Return ``error`` as Anthropic's error object."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _KINDS.get(error.status, fallback)
-    detail = {"type": kind, "message": _message(error)}
+    detail: dict[str, Any] = {"type": kind, "message": _message(error)}
+    if error.code == "unsupported_parameter" and error.param in _ERROR_CODES:
+        detail["details"] = {"error_code": _ERROR_CODES[error.param], "unsupported": [error.param]}
     return msgspec.json.encode({"type": "error", "error": detail, "request_id": request_id})
 
 
@@ -75,3 +87,23 @@ def _message(error: WeftError) -> str:
     if error.tokens < error.limit:  # the prompt is not too long
         return error.message
     return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum. {error.message}"
+
+
+def anthropic_card(card: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a model with Anthropic's fields next to OpenAI's."""
+    created = datetime.datetime.fromtimestamp(card["created"], datetime.UTC)
+    return {
+        **card,
+        "type": "model",
+        "display_name": card["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+    }
+
+
+def anthropic_list(cards: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the list of all models, which is one page."""
+    ids = [card["id"] for card in cards]
+    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return {"object": "list", "data": [anthropic_card(card) for card in cards], "has_more": False, **ends}

@@ -41,11 +41,14 @@ class KernelsDifferError(RuntimeError):
 
 _in_use = INSTALLED
 _interpreting = False
+_joined = True
 
 
-def choose(choice: Choice) -> None:
-    """Choose for the entire process. Raises ConfigError for "triton" where it is not installed."""
-    global _in_use, _interpreting
+def choose(choice: Choice, *, joined: bool = True) -> None:
+    """Choose for the entire process. ``joined``: small kernels may share a launch (``joins``). Raises ConfigError for
+    "triton" where it is not installed.
+    """
+    global _in_use, _interpreting, _joined
     if choice == "triton" and not INSTALLED:
         raise ConfigError(
             "debug.gpu_kernels is triton, which is not installed; pip install "
@@ -55,6 +58,7 @@ def choose(choice: Choice) -> None:
         )
     _in_use = INSTALLED and choice != "torch"
     _interpreting = INTERPRETED and choice == "triton"
+    _joined = joined
 
 
 @contextlib.contextmanager
@@ -70,6 +74,13 @@ def unused() -> Iterator[None]:
 
 def in_use() -> bool:
     return _in_use
+
+
+def joins(device: torch.device) -> bool:
+    """Return whether small kernels for tensors on ``device`` share a launch where they can. Each number is computed by
+    the same operations, so no bit of it changes.
+    """
+    return _joined and reaches(device)
 
 
 def interpreting() -> bool:

@@ -1,4 +1,4 @@
-"""quantized_linear of weights with ``byte_inputs``, in Triton: the steps and the bits of the torch form.
+"""weight_product of weights with ``byte_inputs``, in Triton: the steps and the bits of the torch form.
 
     _round     a program: (row of x, part)       128 columns -> codes, and a scale: largest / 127
                                                  (e4m3 for weights in fp8: / 448)

@@ -176,6 +176,65 @@ def _tokens(
             tl.store(window + tap * slot_stride + channel * W + k, entry.to(window.dtype.element_ty), mask=within)
 
 
+@triton.jit
+def move_run(
+    x,
+    gate,
+    after,
+    weight,
+    bias,
+    window,
+    out,
+    slots,
+    fresh,
+    offsets,
+    lengths,
+    x_row,
+    gate_row,
+    after_row,
+    slot_stride,
+    decode_count,
+    run,
+    block,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    WP: tl.constexpr,
+    BC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Move the window of ``run`` on, in one ``block`` of channels; of a decode, store its output first."""
+    channel, entry = block * BC + tl.arange(0, BC), tl.arange(0, WP)
+    within = channel < C
+    slot = tl.load(slots + run)
+    behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
+    first, length = tl.load(offsets + run).to(tl.int64), tl.load(lengths + run)
+    old = window + slot * slot_stride + channel * W
+    if run < decode_count:
+        y = tl.zeros((BC,), tl.float32)
+        for k in tl.static_range(W + 1):
+            if k < W:
+                seen = tl.load(old + k, mask=channel < only_if(behind > 0, C), other=0.0).to(tl.float32)
+            else:
+                seen = _input(x, gate, first, channel, within, x_row, gate_row, GATED)
+            y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)
+        _output(out, y, after, bias, first, channel, within, within, after_row, C, BIAS, SILU, GATED)
+    position = (length - W + entry)[None, :]
+    mask = within[:, None] & (position >= 0) & (entry < W)[None, :]
+    seen = _input(x, gate, first + position, channel[:, None], mask, x_row, gate_row, GATED)
+    before = within[:, None] & (position < 0) & (position + behind >= 0) & (entry < W)[None, :]
+    seen = tl.where(before, tl.load(old[:, None] + position + W, mask=before, other=0.0).to(tl.float32), seen)
+    # A program reads all of its window before it writes any: neighbouring threads may hold neighbouring
+    # entries.
+    tl.debug_barrier()
+    tl.store(
+        old[:, None] + entry[None, :],
+        seen.to(window.dtype.element_ty),
+        mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :],
+    )
+
+
 @triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
 def _rows(
     x,
@@ -205,34 +264,32 @@ def _rows(
     """Compute decodes and move the windows on. Grid: blocks of channels, runs. Arguments as for ``_tokens``;
     ``offsets``, ``lengths`` int32 [R].
     """
-    run = tl.program_id(1)
-    channel, entry = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, WP)
-    within = channel < C
-    slot = tl.load(slots + run)
-    behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
-    first, length = tl.load(offsets + run).to(tl.int64), tl.load(lengths + run)
-    old = window + slot * slot_stride + channel * W
-    if run < decode_count:
-        y = tl.zeros((BC,), tl.float32)
-        for k in tl.static_range(W + 1):
-            if k < W:
-                seen = tl.load(old + k, mask=channel < only_if(behind > 0, C), other=0.0).to(tl.float32)
-            else:
-                seen = _input(x, gate, first, channel, within, x_row, gate_row, GATED)
-            y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)
-        _output(out, y, after, bias, first, channel, within, within, after_row, C, BIAS, SILU, GATED)
-    position = (length - W + entry)[None, :]
-    mask = within[:, None] & (position >= 0) & (entry < W)[None, :]
-    seen = _input(x, gate, first + position, channel[:, None], mask, x_row, gate_row, GATED)
-    before = within[:, None] & (position < 0) & (position + behind >= 0) & (entry < W)[None, :]
-    seen = tl.where(before, tl.load(old[:, None] + position + W, mask=before, other=0.0).to(tl.float32), seen)
-    # A program reads all of its window before it writes any: neighbouring threads may hold neighbouring
-    # entries.
-    tl.debug_barrier()
-    tl.store(
-        old[:, None] + entry[None, :],
-        seen.to(window.dtype.element_ty),
-        mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :],
+    move_run(
+        x,
+        gate,
+        after,
+        weight,
+        bias,
+        window,
+        out,
+        slots,
+        fresh,
+        offsets,
+        lengths,
+        x_row,
+        gate_row,
+        after_row,
+        slot_stride,
+        decode_count,
+        tl.program_id(1),
+        tl.program_id(0),
+        C,
+        W,
+        WP,
+        BC,
+        BIAS,
+        SILU,
+        GATED,
     )
 
 

@@ -18,6 +18,42 @@ COLUMNS = Blocks(1024)
 
 
 @triton.jit
+def gates_of_token(
+    a,
+    bias,
+    decay,
+    b,
+    g,
+    beta,
+    a_row,
+    b_row,
+    beta_scale,
+    floor,
+    t,
+    block,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    BC: tl.constexpr,
+    FLOORED: tl.constexpr,
+):
+    """Write ``g`` of token ``t`` in one ``block`` of columns, and with the first block its ``beta``."""
+    column, head = block * BC + tl.arange(0, BC), tl.arange(0, HP)
+    inside = column < C
+    steps = tl.load(a + t * a_row + column, mask=inside, other=0.0).to(tl.float32)
+    steps += tl.load(bias + column, mask=inside, other=0.0)
+    of_head = tl.load(decay + column // (C // H), mask=inside, other=0.0)
+    if FLOORED:
+        log_decay = sigmoid(-(of_head * steps)) * floor
+    else:
+        log_decay = of_head * softplus(steps)
+    tl.store(g + t * C + column, log_decay, mask=inside)
+    if block == 0:
+        size = sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
+        tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
+
+
+@triton.jit
 def _gates(
     a,
     bias,
@@ -38,20 +74,25 @@ def _gates(
     """Write ``g`` float32 [T, C] and ``beta`` float32 [T, H]. Grid: tokens, blocks of columns. ``a`` [T, C] by
     ``a_row``, ``b`` [T, H] by ``b_row``; ``bias`` float32 [C], ``decay`` float32 [H].
     """
-    t = tl.program_id(0).to(tl.int64)
-    column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
-    inside = column < C
-    steps = tl.load(a + t * a_row + column, mask=inside, other=0.0).to(tl.float32)
-    steps += tl.load(bias + column, mask=inside, other=0.0)
-    of_head = tl.load(decay + column // (C // H), mask=inside, other=0.0)
-    if FLOORED:
-        log_decay = sigmoid(-(of_head * steps)) * floor
-    else:
-        log_decay = of_head * softplus(steps)
-    tl.store(g + t * C + column, log_decay, mask=inside)
-    if tl.program_id(1) == 0:
-        size = sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
-        tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
+    gates_of_token(
+        a,
+        bias,
+        decay,
+        b,
+        g,
+        beta,
+        a_row,
+        b_row,
+        beta_scale,
+        floor,
+        tl.program_id(0).to(tl.int64),
+        tl.program_id(1),
+        C,
+        H,
+        HP,
+        BC,
+        FLOORED,
+    )
 
 
 def delta_gates(

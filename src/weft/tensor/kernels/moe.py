@@ -9,7 +9,8 @@
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
     _add       a program: (tile, block of columns)    adds the parts of a product whose columns are split
-    _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
+    _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32,
+                                                      and the output of the shared expert
 
 The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has the most
 tiles that the pairs could need, and a program of an empty tile ends at once. Nothing depends on an order of arrival:
@@ -42,8 +43,8 @@ from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.kernels.elementwise import within
 from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.elementwise import Activation, Caps
-from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, count_of, in_tiles, inner_of, limit_of
-from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, SharedOutput, limit_of
+from weft.tensor.weights.quantized import TILE_ROWS, QuantizedWeight
 
 COMBINE = Blocks(512)
 SHARED_EXPERT = Blocks(1024)
@@ -376,9 +377,31 @@ def _add(
 
 
 @triton.jit
-def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
+def _with_shared(y, x, gate, t, column, inside, x_row, gate_row):
+    """Return float32 ``y`` of columns of token ``t``, plus those of ``x``, through ``gate`` unless it is None."""
+    part = tl.load(x + t * x_row + column, mask=inside, other=0.0).to(tl.float32)
+    if gate is not None:
+        part = tl.sigmoid(tl.load(gate + t * gate_row).to(tl.float32)) * part
+    return y + part
+
+
+@triton.jit
+def _combine(
+    pair_out,
+    ids,
+    weights,
+    shared,
+    gate,
+    out,
+    shared_row,
+    gate_row,
+    COLUMNS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BN: tl.constexpr,
+):
     """Add the weighted choices of each token. Grid: tokens, blocks of columns; only the first axis may exceed 65,535.
-    Choices of PAD are not read: they have no row.
+    Choices of PAD are not read: they have no row. ``shared`` [T, COLUMNS] or None is added to the rounded sum, through
+    ``gate`` [T, 1] unless it is None; both by row strides.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -389,6 +412,9 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
         row = tl.load(pair_out + pair * COLUMNS + column, mask=column < chosen, other=0.0).to(tl.float32)
         weight = tl.load(weights + pair).to(tl.float32)
         total += tl.where(column < chosen, row * weight, 0.0)
+    if shared is not None:
+        rounded_sum = total.to(out.dtype.element_ty).to(tl.float32)
+        total = _with_shared(rounded_sum, shared, gate, token, column, column < COLUMNS, shared_row, gate_row)
     tl.store(out + token * COLUMNS + column, total.to(out.dtype.element_ty), mask=column < COLUMNS)
 
 
@@ -404,11 +430,13 @@ def moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
     caps: Caps = (0.0, 0.0),
+    shared: SharedOutput | None = None,
 ) -> torch.Tensor | Unfit:
-    if not in_tiles(gate_up_EJD, down_EDI):
-        return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
-    experts, inner = count_of(down_EDI), inner_of(down_EDI)
+    experts, _, inner = down_EDI.shape
+    # Each part of codes (the gate's rows, the others) has to begin with a complete tile.
+    if inner % TILE_ROWS and not isinstance(gate_up_EJD, torch.Tensor):
+        return UNFIT
     x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
     out_TD = torch.empty((tokens, width), dtype=x_TD.dtype, device=x_TD.device)
     if not tokens:
@@ -480,11 +508,17 @@ def moe(
                 BN=ADD.width,
                 num_warps=ADD.warps,
             )
+    added = None if shared is None else dense_rows(shared.x_TD)
+    gate = None if shared is None else shared.gate_T1
     launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
         pair_out,
         ids,
         expert_weights_TX.contiguous(),
+        added,
+        gate,
         out_TD,
+        0 if added is None else added.stride(0),
+        0 if gate is None else gate.stride(0),
         COLUMNS=width,
         CHOICES=choices,
         BN=COMBINE.width,
@@ -536,9 +570,8 @@ def _add_gated(y, x, gate, out, y_row, x_row, gate_row, D: tl.constexpr, BD: tl.
     t = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = column < D
-    factor = tl.sigmoid(tl.load(gate + t * gate_row).to(tl.float32))
-    part = factor * tl.load(x + t * x_row + column, mask=inside, other=0.0).to(tl.float32)
-    total = tl.load(y + t * y_row + column, mask=inside, other=0.0).to(tl.float32) + part
+    total = tl.load(y + t * y_row + column, mask=inside, other=0.0).to(tl.float32)
+    total = _with_shared(total, x, gate, t, column, inside, x_row, gate_row)
     tl.store(out + t * D + column, total.to(out.dtype.element_ty), mask=inside)
 
 

@@ -1,4 +1,4 @@
-"""quantized_linear by Triton: blocks of weights are dequantised in registers, right before the product.
+"""weight_product of codes by Triton: blocks of weights are dequantised in registers, right before the product.
 
     a program: (BM rows of x, BN rows of the weight)      BK columns of both at a time
     codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
@@ -31,6 +31,8 @@ from weft.tensor.gpu.pages import widen
 from weft.tensor.gpu.products import ColumnSplits, column_splits, only_if, product, sum_of_splits
 from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.kernels.byte_inputs import byte_product, rounded
+from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.linear import Weight, take_columns
 from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 _FEW_ROWS = 16
@@ -288,8 +290,13 @@ def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor 
     return out.to(x_RI.dtype) if bias is None else (out + bias).to(x_RI.dtype)
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    assert weight.order is None, "coded_linear puts x into the order"
+def weight_product(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor | Unfit:
+    if not isinstance(weight, QuantizedWeight):
+        return UNFIT
+    if weight.order is not None:
+        x = take_columns(x, weight.order)
     if weight.byte_inputs and not weight.fp8:
         return byte_product(x, weight, bias)
     x_RI = dense_rows(x.reshape(-1, weight.columns))

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
-from weft.tensor.ops.linear import tiled_linear, tiles_fit
+from weft.tensor.ops.linear import Weight, weight_product
 from weft.tensor.weights.quantized import TILE_ROWS
-from weft.tensor.weights.tiles import CodedTiles, InTiles
 
 Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Names of activations in an ``Architecture``."""
@@ -159,19 +158,19 @@ def _silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor | Un
 
 
 @op()
-def gated_linear(x: torch.Tensor, weight: InTiles) -> torch.Tensor:
+def gated_linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return silu(gate) * up [T, I] of the product of ``x`` [T, columns] and the weight, whose rows are those of the
-    gate and of up; the bits of ``silu_mul(tiled_linear(x, weight))``.
+    gate and of up; the bits of ``silu_mul(weight_product(x, weight))``.
     """
-    return silu_mul(tiled_linear(x, weight))
+    return silu_mul(weight_product(x, weight))
 
 
 @gated_linear.in_cpp
-def _gated_linear(x: torch.Tensor, weight: InTiles) -> torch.Tensor | Unfit:
+def _gated_linear(x: torch.Tensor, weight: Weight) -> torch.Tensor | Unfit:
     rows, columns = x.shape
     if rows <= _BLOCKS_ROWS or x.dtype != torch.bfloat16 or weight.rows % (4 * TILE_ROWS):
         return UNFIT
-    if isinstance(weight, CodedTiles) or not tiles_fit(x, weight) or native.matrix_unit() == "none" or x.stride(1) != 1:
+    if not (weight.gates and weight.fits(x)) or native.matrix_unit() == "none" or x.stride(1) != 1:
         return UNFIT
     assert weight.columns == columns
     out = torch.empty((rows, weight.rows // 2), dtype=x.dtype)

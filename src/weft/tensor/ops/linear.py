@@ -1,29 +1,26 @@
-"""Products with weights that are not plain matrices: int8, int6 and int4 codes, float weights in tiles.
+"""Products with matrices in any form: a ``Weight``, or a tensor, which is a matrix as it is.
 
-Codes in C++ (csrc/linear.hpp), and by oneDNN where that is faster:
+    product(x, matrix) -+- tensor     torch
+                        +- Weight     C++ (csrc/linear.hpp), or Triton, where they take both; else ``Weight.product``
+
+A new form is a class with the methods of ``Weight``; no caller asks which form a weight has. Like a tensor, it has
+``shape``, ``dtype``, ``device`` and ``nbytes``. A stack of matrices (experts) has one at each index.
+
+Codes (``QuantizedWeight``) in C++, and by oneDNN where that is faster:
 
     few rows of x     the kernel, bound by the bytes of the weights
     many rows         with byte products: the kernel, bound by those products
                       without: blocks of weights dequantised (and transposed) to the dtype of x, then torch
     a matrix unit     the kernel (csrc/code_pieces.hpp) for any number of rows in bfloat16: x is never rounded
     byte_inputs       the kernel (csrc/w8a8.hpp) for any number of rows: the form defines the arithmetic
-
-In torch one block of weight rows after the other is dequantised and multiplied. Weights with ``byte_inputs``
-are int8 times int8 on every machine, with the same bits:
-
-    x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
-    sum    of a part: an integer below 2^24, which float32 represents exactly, in any order of addition
-    y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
-
-Weights in fp8 with ``byte_inputs`` are multiplied with x in e4m3, largest / 448. The bits of their sums are the
-machine's.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -31,92 +28,201 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight, floats_of
-from weft.tensor.weights.tiles import CodedTiles, InTiles, TiledWeight
 
-FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
-"""Bits -> their number in csrc/kernels.hpp."""
-_SCALES: dict[torch.dtype, int] = {
-    torch.float32: 0,
-    torch.float16: 1,
-    torch.int8: 2,
-    torch.float8_e4m3fn: 3,
-    torch.float8_e8m0fnu: 4,
-}
-"""Dtype of scales -> its number there."""
-_DIVIDED = 5
-"""Number of e4m3 that a float divides."""
-_BOTH = 6
-"""Number of int8 with ``byte_inputs``."""
-_WIDENED_ROWS = 16
-"""Rows of x from which on dequantising pays without byte products."""
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool, int]]
+"""A weight as the extension takes it (csrc/module.cpp)."""
 _BLOCK_ROWS = 512
-_BLOCK_ELEMENTS = 1 << 18
-_BYTE_BLOCK_ELEMENTS = 1 << 20
-_LEAST = 1e-30
-"""Least magnitude: a part with a smaller largest number counts as zeros, as its scale would underflow float32."""
+WIDENED_ROWS = 16
+"""Rows of x from which on dequantising pays without byte products."""
+
+
+class Weight(ABC):
+    """A matrix [``rows``, ``columns``] in a form of its own. ``exact``: inputs are never rounded to int8. ``order``:
+    int32 [columns], the column of x that each column is multiplied with; None if all are at their own places.
+    ``gates``: on a matrix unit, the kernels write silu(gate) * up of its product.
+    """
+
+    __slots__ = ()
+    rows: int
+    columns: int
+    exact: bool = False
+    order: torch.Tensor | None = None
+    gates: bool = False
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Return the bytes of its tensors; those of tiles without the padding of the last tile."""
+
+    @property
+    @abstractmethod
+    def body(self) -> torch.Tensor:
+        """Return the tensor with nearly all of the bytes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of its values."""
+        return torch.bfloat16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows, self.columns
+
+    @property
+    def device(self) -> torch.device:
+        return self.body.device
+
+    @property
+    def parts(self) -> tuple[Matrix, ...]:
+        """Return the matrices that are multiplied one by one."""
+        return (self,)
+
+    @abstractmethod
+    def native(self) -> NativeWeight:
+        """Return the arguments of the extension. For a stack they are of its first weight; others follow it in
+        memory.
+        """
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Return whether the C++ form takes ``x`` and this weight."""
+        return False
+
+    def widens(self, rows: int, dtype: torch.dtype) -> bool:
+        """Return whether the C++ form lets torch multiply ``rows`` rows of x in ``dtype`` by dequantised blocks."""
+        return False
+
+    def addresses(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Return the address of each part; 0 for one that a fused block does not take with ``x``."""
+        return (self.body.data_ptr() if self.fits(x) and not self.widens(x.shape[0], x.dtype) else 0,)
+
+    @abstractmethod
+    def dense(self) -> torch.Tensor:
+        """Return the values [rows, columns], a copy."""
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``weight_product`` in torch, its definition."""
+        # Slow: it lays the rows out again for each product. It serves another dtype of x, and kernels that were
+        # switched off after loading.
+        return F.linear(x, self.dense().to(x.dtype), bias if bias is None else bias.to(x.dtype))
+
+    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
+        """Return rows ``rows_T`` (int64 [T]), [T, columns] of ``dtype``; in ``out_TD`` if the form can write there."""
+        return self.dense()[rows_T]
+
+    def first_rows(self, count: int) -> Weight:
+        """Return the first ``count`` rows, full tiles, in the same memory. Forms without such a part return all."""
+        return self
+
+
+Matrix = torch.Tensor | Weight
+
+
+@dataclass(slots=True)
+class JoinedWeight(Weight):
+    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself, the results
+    are concatenated. A quantised checkpoint leaves some as they are, and GGUF files have finer forms for some.
+    """
+
+    matrices: tuple[Matrix, ...]
+    rows: int = field(init=False)
+    columns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows, self.columns = sum(matrix.shape[0] for matrix in self.matrices), self.matrices[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def parts(self) -> tuple[Matrix, ...]:
+        return self.matrices
+
+    @property
+    def body(self) -> torch.Tensor:
+        first = self.matrices[0]
+        return first if isinstance(first, torch.Tensor) else first.body
+
+    def native(self) -> NativeWeight:
+        raise AssertionError("the extension takes part by part")
+
+    def addresses(self, x: torch.Tensor) -> tuple[int, ...]:
+        each = [(0,) if isinstance(part, torch.Tensor) else part.addresses(x) for part in self.matrices]
+        return tuple(address for addresses in each for address in addresses)
+
+    def dense(self) -> torch.Tensor:
+        return torch.cat([dense(matrix).float() for matrix in self.matrices])
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = torch.cat([product(x, matrix) for matrix in self.matrices], dim=-1)
+        return y if bias is None else y.add_(bias)
+
+
+def dense(matrix: Matrix) -> torch.Tensor:
+    """Return the values [rows, columns] of a matrix, or those of a stack."""
+    return matrix if isinstance(matrix, torch.Tensor) else matrix.dense()
+
+
+def product(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``x`` [..., columns] times the matrix, [..., rows] in the dtype of ``x``; see ``weight_product``."""
+    return F.linear(x, matrix, bias) if isinstance(matrix, torch.Tensor) else weight_product(x, matrix, bias, out)
 
 
 @op("weft.tensor.kernels.quantized_linear")
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` float32 [rows]. The
-    weight has no order of columns (``coded_linear``).
+def weight_product(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are
+    float32. ``out``: a dense tensor that the kernel may write.
 
-    The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
-    has no byte products. torch and Triton never round x. With ``weight.byte_inputs`` every form rounds x, by
-    parts of 128 columns, to int8 or to fp8 as the weight.
+    The C++ kernels round x to int8 for codes, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
+    has no byte products. torch and Triton never round x. With ``byte_inputs`` every form rounds x, by parts of 128
+    columns, to int8 or to fp8 as the weight.
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
-    assert weight.order is None, "coded_linear puts x into the order"
-    if weight.byte_inputs:
-        return byte_product(x, weight, bias)
-    out = x.new_empty(*x.shape[:-1], weight.rows)
-    # A block stays in the cache between dequantising and product; a full dense matrix would cost more than the product.
-    step = max(TILE_ROWS, _BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
-    for first in range(0, weight.rows, step):
-        last = min(first + step, weight.rows)
-        out[..., first:last] = F.linear(x, weight.dense(first, last, x.dtype))
-    return out if bias is None else out.add_(bias.to(x.dtype))
+    return weight.product(x, bias)
 
 
-@quantized_linear.in_cpp
-def _quantized_linear(
-    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
+@weight_product.in_cpp
+def _weight_product(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor | Unfit:
-    if not codes_fit(x, weight):
+    if not weight.fits(x):
         return UNFIT
-    assert weight.order is None, "coded_linear puts x into the order"
     if x.dtype == torch.float16:  # no kernel computes in float16
-        return quantized_linear(x.float(), weight, bias).half()
-    x_RI = x.reshape(-1, weight.columns)
+        return weight_product(x.float(), weight, bias).half()
+    if weight.order is not None:
+        x = take_columns(x, weight.order)
+    x_RI = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     if x_RI.stride(1) != 1:
         x_RI = x_RI.contiguous()
-    rows = x_RI.shape[0]
-    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
-    if widened(rows, x.dtype, weight):
+    rows, columns = x_RI.shape
+    assert weight.columns == columns
+    # The kernel adds the bias to float32 sums, before the one rounding.
+    bias = None if bias is None else bias.float().contiguous()
+    if rows >= WIDENED_ROWS and weight.widens(rows, x.dtype):
         out = _widened(x_RI, weight)
-        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
-    out = x_RI.new_empty(rows, weight.rows)
+        out = out if bias is None else out.add_(bias)
+        return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
+    if out is None:
+        out = torch.empty((rows, weight.rows), dtype=x.dtype)
+    else:
+        assert (out.dtype, out.is_contiguous(), out.numel()) == (x.dtype, True, rows * weight.rows)
     native.extension().linear(
         x_RI.data_ptr(),
         x_RI.stride(0),
         native.DTYPES[x.dtype],
         rows,
-        weight_of(weight),
+        weight.native(),
         0 if bias is None else bias.data_ptr(),
         weight.exact,
         out.data_ptr(),
         False,
     )
-    return out.view(*x.shape[:-1], weight.rows)
-
-
-def coded_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``quantized_linear`` of ``x``, whose columns are first put into the order of ``weight``, if it has one."""
-    if weight.order is None:
-        return quantized_linear(x, weight, bias)
-    return quantized_linear(take_columns(x, weight.order), weight.in_memory_order(), bias)
+    return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
 
 
 @op()
@@ -138,64 +244,6 @@ def _take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor | Unfit:
     return out
 
 
-def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether the C++ form takes ``x`` and ``weight``."""
-    return native.in_use() and not weight.fp8 and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
-
-
-def weight_of(weight: QuantizedWeight) -> Any:
-    """Return the arguments of the extension. For a stack they are of its first weight; others follow it in memory."""
-    assert weight.codes.is_contiguous()
-    assert weight.scales.is_contiguous()
-    form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
-    of_rows = weight.block_scales is not None and weight.block_scales.dtype == torch.float32
-    of_blocks = _at(weight.block_scales)
-    return (
-        weight.codes.data_ptr(),
-        form,
-        weight.columns,
-        weight.rows,
-        weight.scales.data_ptr(),
-        _DIVIDED if weight.divides else _SCALES[weight.scales.dtype],
-        _at(weight.zeros),
-        weight.group,
-        0,
-        (
-            _at(weight.minimums),
-            0 if of_rows else of_blocks,
-            _at(weight.block_minimums),
-            of_blocks if of_rows else 0,
-            _at(weight.table),
-            weight.signed,
-            order_of(weight),
-        ),
-    )
-
-
-def order_of(weight: QuantizedWeight) -> int:
-    """Return the address of the order of columns, 0 without one."""
-    assert weight.order is None or weight.order.dtype == torch.int32
-    return _at(weight.order)
-
-
-def _at(numbers: torch.Tensor | None) -> int:
-    assert numbers is None or numbers.is_contiguous()
-    return 0 if numbers is None else numbers.data_ptr()
-
-
-def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
-    """Return whether oneDNN multiplies ``rows`` rows of x by dequantised blocks.
-
-    An x86 CPU without byte products (only AVX2) never does: a row of x would get other bits in a prompt than in a
-    decode.
-    """
-    if rows < _WIDENED_ROWS or weight.byte_inputs or by_matrix_unit(dtype):
-        return False
-    if native.extension().has_byte_products():
-        return weight.exact
-    return not _is_x86()
-
-
 def by_matrix_unit(dtype: torch.dtype) -> bool:
     """Return whether codes are multiplied with x as bfloat16, in the order of a matrix unit, for any number of rows."""
     return (
@@ -205,7 +253,7 @@ def by_matrix_unit(dtype: torch.dtype) -> bool:
     )
 
 
-def _is_x86() -> bool:
+def is_x86() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
@@ -213,12 +261,12 @@ def _is_x86() -> bool:
 def _multiplies_bfloat16() -> bool:
     """Return whether the CPU has products of bfloat16. Otherwise oneDNN emulates them: on a Zen 3 at a 70th of the
     speed of float32 products."""
-    if not _is_x86():
+    if not is_x86():
         return True
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+def _widened(x_RI: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return ``x_RI`` times blocks of dequantised rows: in float32 on a CPU that only emulates products of bfloat16."""
     out = x_RI.new_empty(x_RI.shape[0], weight.rows)
     if x_RI.dtype == torch.bfloat16 and not _multiplies_bfloat16():
@@ -227,102 +275,7 @@ def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     for first in range(0, weight.rows, _BLOCK_ROWS):
         last = min(first + _BLOCK_ROWS, weight.rows)
         native.extension().widen_weight(
-            weight_of(weight), first, last, _BLOCK_ROWS, native.DTYPES[x_RI.dtype], block_IR.data_ptr()
+            weight.native(), first, last, _BLOCK_ROWS, native.DTYPES[x_RI.dtype], block_IR.data_ptr()
         )
         out[:, first:last] = x_RI @ block_IR[:, : last - first]
     return out
-
-
-def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, weight.columns), fp8=weight.fp8)
-    out = scales_PR.new_empty(scales_PR.shape[1], weight.rows)
-    step = max(TILE_ROWS, _BYTE_BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
-    for first in range(0, weight.rows, step):
-        last = min(first + step, weight.rows)
-        block = weight.by_rows(first, last)
-        values = (block.codes.view(torch.float8_e4m3fn).float() if weight.fp8 else block.codes.float() - ZERO_POINT[8])[
-            : last - first, : weight.columns
-        ]
-        values_NPK = in_parts(values)
-        total = out[:, first:last].zero_()
-        for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
-            both = floats_of(block.scales)[: last - first, part * PART // weight.group] * scales[:, None]
-            # Scale times scale first, then the sum: the order of the C++ kernel, whose bits these are.
-            total += (codes @ values_NPK[:, part].T).mul_(both)
-    return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)
-
-
-def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
-    and a scale of NaN. ``fp8``: codes are numbers of e4m3, not integers.
-    """
-    x_PRK = in_parts(x_RI.float()).transpose(0, 1)
-    reach = x_PRK.abs().amax(-1, keepdim=True)
-    finite = reach.isfinite()  # the maximum of numbers with a NaN is NaN
-    some = finite & (reach >= _LEAST)
-    most = 448 if fp8 else 127
-    exact = x_PRK * torch.full_like(reach, most).div_(reach)  # torch computes 127 / reach through 1 / reach
-    codes = torch.where(some, exact.to(torch.float8_e4m3fn).float() if fp8 else exact.round_(), 0)
-    scales = torch.where(some, reach / most, torch.where(finite, 0.0, torch.nan))
-    return codes, scales.squeeze(-1)
-
-
-def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
-    """Return [R, parts, 128] of [R, columns], filled with zeros."""
-    parts = -(-x_RI.shape[1] // PART)
-    return F.pad(x_RI, (0, parts * PART - x_RI.shape[1])).view(x_RI.shape[0], parts, PART)
-
-
-@op()
-def tiled_linear(
-    x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are
-    float32. ``out``: a dense tensor that the kernel may write.
-    """
-    # Slow: it lays the rows out again for each product. It serves another dtype of x, and kernels that were
-    # switched off after loading.
-    return F.linear(x, weight.dense().to(x.dtype), bias if bias is None else bias.to(x.dtype))
-
-
-@tiled_linear.in_cpp
-def _tiled_linear(
-    x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor | Unfit:
-    if not tiles_fit(x, weight):
-        return UNFIT
-    columns = x.shape[-1]
-    assert weight.columns == columns
-    x_RI = x if x.ndim == 2 else x.reshape(-1, columns)
-    if x_RI.stride(1) != 1:
-        x_RI = x_RI.contiguous()
-    # The kernel adds the bias to float32 sums, before the one rounding.
-    bias = None if bias is None else bias.float().contiguous()
-    rows = x_RI.shape[0]
-    if out is None:
-        out = torch.empty((rows, weight.rows), dtype=x.dtype)
-    assert out.dtype == x.dtype
-    assert out.is_contiguous()
-    assert out.numel() == rows * weight.rows
-    native.extension().linear(
-        x_RI.data_ptr(),
-        x_RI.stride(0),
-        native.DTYPES[x.dtype],
-        rows,
-        weight.native(),
-        0 if bias is None else bias.data_ptr(),
-        False,
-        out.data_ptr(),
-        False,
-    )
-    return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
-
-
-def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
-    """Return whether the C++ form (csrc/tiles.hpp) takes ``x`` and ``weight``."""
-    if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
-        return False
-    if isinstance(weight, CodedTiles):
-        return bool(native.extension().has_coded_tiles())
-    # A sealed twelve-bit weight has no other reader than these kernels.
-    return isinstance(weight, TiledWeight) or bool(native.extension().has_twelve_bit_products())

@@ -18,31 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
-from weft.tensor.ops import linear
 from weft.tensor.ops.elementwise import Activation, Caps, activate, each, situ, softmax_, within
-from weft.tensor.ops.linear import coded_linear, tiled_linear
+from weft.tensor.ops.linear import NativeWeight, product
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
-from weft.tensor.weights.tiles import ExpertTiles, InTiles
+from weft.tensor.weights.quantized import LINE, QuantizedWeight
+from weft.tensor.weights.tiles import ExpertTiles, native_rows
 from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
-"""Matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each quantised one
-may have an order of columns.
+"""Matrices of experts, [experts, rows, columns], each a ``linear.Matrix``. Each quantised one may have an order of
+columns.
 """
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
 CLAMP, GAIN = 7.0, 1.702
 """Limit and gain of ``clamped_swiglu``."""
-_FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
-"""Dtype -> its number among the forms of weights in csrc/kernels.hpp."""
 _FEW_ROWS = 8
 """Rows per expert, on average, up to which the kernel is faster with float weights."""
 
@@ -53,6 +50,18 @@ class ExpertBiases:
 
     gate_up_EJ: torch.Tensor
     down_ED: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutput:
+    """Output [T, D] of a shared expert, and the gate [T, 1] through which it is added; None for no gate."""
+
+    x_TD: torch.Tensor
+    gate_T1: torch.Tensor | None
+
+    def added_to(self, y_TD: torch.Tensor) -> torch.Tensor:
+        """Return the sum with the output of the routed experts."""
+        return y_TD + self.x_TD if self.gate_T1 is None else add_gated(y_TD, self.x_TD, self.gate_T1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,7 @@ def moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
     caps: Caps = (0.0, 0.0),
+    shared: SharedOutput | None = None,
 ) -> torch.Tensor:
     """Return ``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` instead of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
@@ -202,20 +212,21 @@ def moe(
     [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the choices of a token are added in
     float32. Experts without a token are not computed. ``biases``: added to each product. ``clamped_swiglu`` replaces
     both factors: (up + 1) gate sigmoid(1.702 gate), with a limit of 7. ``limit``: ``families.architecture.Dense``.
-    ``caps``: of ``situ``.
+    ``caps``: of ``situ``. ``shared``: added to the result after its rounding.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
     """
 
     def expert(rows: torch.Tensor, number: int) -> torch.Tensor:
-        inner = product(rows, gate_up_EJD, number)
+        inner = product(rows, gate_up_EJD[number])
         if biases is not None:
             inner = inner + biases.gate_up_EJ[number].to(inner.dtype)
-        y = product(activated(inner, activation, gated=gated, limit=limit, caps=caps), down_EDI, number)
+        y = product(activated(inner, activation, gated=gated, limit=limit, caps=caps), down_EDI[number])
         return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
-    return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
+    y_TD = by_expert(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD.shape[0], expert)
+    return y_TD if shared is None else shared.added_to(y_TD)
 
 
 def activated(
@@ -283,26 +294,26 @@ def expert_products(x_TXD: torch.Tensor, expert_ids_TX: torch.Tensor, weights_EJ
     """
     x_PD, ids_P = x_TXD.flatten(0, 1), expert_ids_TX.flatten()
     products = _by_count if x_PD.is_cpu else _of_all
-    return products(x_PD, ids_P, weights_EJD).view(*expert_ids_TX.shape, rows_of(weights_EJD))
+    return products(x_PD, ids_P, weights_EJD).view(*expert_ids_TX.shape, weights_EJD.shape[1])
 
 
 def _by_count(x_PD: torch.Tensor, ids_P: torch.Tensor, weights_EJD: ExpertWeights) -> torch.Tensor:
-    out_PJ = x_PD.new_zeros((len(x_PD), rows_of(weights_EJD)))
+    out_PJ = x_PD.new_zeros((len(x_PD), weights_EJD.shape[1]))
     order = torch.argsort(ids_P, stable=True)
     # Ids start at PAD (-1), so that the first count is of the pairs to skip.
-    begin, *counts = torch.bincount(ids_P - PAD, minlength=count_of(weights_EJD) + 1).tolist()
+    begin, *counts = torch.bincount(ids_P - PAD, minlength=weights_EJD.shape[0] + 1).tolist()
     for number, pairs in enumerate(counts):
         if pairs:
             own = order[begin : begin + pairs]
-            out_PJ[own] = product(x_PD[own], weights_EJD, number)
+            out_PJ[own] = product(x_PD[own], weights_EJD[number])
             begin += pairs
     return out_PJ
 
 
 def _of_all(x_PD: torch.Tensor, ids_P: torch.Tensor, weights_EJD: ExpertWeights) -> torch.Tensor:
-    out_PJ = x_PD.new_zeros((len(x_PD), rows_of(weights_EJD)))
-    for number in range(count_of(weights_EJD)):
-        out_PJ = torch.where((ids_P == number)[:, None], product(x_PD, weights_EJD, number), out_PJ)
+    out_PJ = x_PD.new_zeros((len(x_PD), weights_EJD.shape[1]))
+    for number in range(weights_EJD.shape[0]):
+        out_PJ = torch.where((ids_P == number)[:, None], product(x_PD, weights_EJD[number]), out_PJ)
     return out_PJ
 
 
@@ -319,131 +330,65 @@ def _moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
     caps: Caps = (0.0, 0.0),
+    shared: SharedOutput | None = None,
 ) -> torch.Tensor | Unfit:
-    if activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
+    if shared is not None or activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
     assert ids.dtype == torch.int64
-    gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
-    tables = [
-        weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0 for weights in (gate_up_EJD, down_EDI)
-    ]
-    codes = _codes_of(gate_up_EJD)
+    (gate_up, gate_up_table), (down, down_table) = _native(gate_up_EJD), _native(down_EDI)
     out_TD = x_TD.new_empty(x_TD.shape)
     native.extension().moe(
         x_TD.data_ptr(),
         x_TD.stride(0),
         native.DTYPES[x_TD.dtype],
         *ids.shape,
-        count_of(gate_up_EJD),
+        gate_up_EJD.shape[0],
         ids.data_ptr(),
         weights.data_ptr(),
         gate_up,
         down,
-        *tables,
+        gate_up_table,
+        down_table,
         native.address_of(None if biases is None else biases.gate_up_EJ),
         native.address_of(None if biases is None else biases.down_ED),
         _ACTIVATIONS[activation],
         limit_of(activation, limit),
         gated,
-        codes is not None and codes.exact,
+        getattr(gate_up_EJD, "exact", False),
         out_TD.data_ptr(),
     )
     return out_TD
 
 
 def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    if not native.fits(x_TD) or not x_TD.shape[0]:
+    if not native.fits(x_TD) or not x_TD.shape[0] or type(gate_up) is not type(down):
         return False
-    of_gate_up, of_down = _codes_of(gate_up), _codes_of(down)
-    if of_gate_up is not None and of_down is not None:
-        return (
-            not of_gate_up.fp8
-            and not of_down.fp8
-            and of_down.columns % TILE_ROWS == 0
-            and of_down.rows % TILE_ROWS == 0
-        )
-    if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
-        twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
-        return x_TD.dtype == gate_up.dtype == down.dtype and (
-            not twelve_bit or bool(native.extension().has_twelve_bit_products())
-        )
+    if not isinstance(gate_up, torch.Tensor) and not isinstance(down, torch.Tensor):
+        return gate_up.fits_experts(x_TD) and down.fits_experts(x_TD)
     return (
-        isinstance(gate_up, torch.Tensor)
-        and isinstance(down, torch.Tensor)
-        and native.fits(x_TD, gate_up, down)
-        and x_TD.dtype in _FLOAT_FORMS
-        and gate_up.shape[2] % LINE == 0
-        and down.shape[2] % LINE == 0
+        x_TD.dtype == gate_up.dtype == down.dtype
+        and gate_up.shape[2] % LINE == down.shape[2] % LINE == 0
         and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0]
     )
 
 
-def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
-    return weights if isinstance(weights, QuantizedWeight) else None
-
-
-def _weight_of(weights: ExpertWeights) -> Any:
-    if isinstance(weights, QuantizedWeight):
-        return linear.weight_of(weights)
-    if isinstance(weights, ExpertTiles):
-        return weights.native()
-    assert isinstance(weights, torch.Tensor)
+def _native(weights: ExpertWeights) -> tuple[NativeWeight, int]:
+    if not isinstance(weights, torch.Tensor):
+        return weights.native_experts()
     assert weights.is_contiguous()
-    _, rows, columns = weights.shape
-    form = _FLOAT_FORMS[weights.dtype]
-    return weights.data_ptr(), form, columns, rows, 0, 0, 0, LINE, 0, native.NO_MINIMUMS
-
-
-def count_of(weights: ExpertWeights) -> int:
-    return weights.codes.shape[0] if isinstance(weights, QuantizedWeight) else weights.shape[0]
-
-
-def rows_of(weights: ExpertWeights) -> int:
-    """Return the rows of an expert's matrix."""
-    return weights.rows if isinstance(weights, QuantizedWeight) else weights.shape[1]
-
-
-def inner_of(down: ExpertWeights) -> int:
-    """Return the numbers between the two products of an expert."""
-    return down.columns if isinstance(down, QuantizedWeight) else down.shape[2]
-
-
-def held_in(weights: ExpertWeights) -> torch.Tensor:
-    """Return the values, the codes of a quantised weight, or the tiles of the first expert."""
-    if isinstance(weights, ExpertTiles):
-        return weights.experts[0].body
-    return weights if isinstance(weights, torch.Tensor) else weights.codes
-
-
-def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Return whether each part of a quantised weight (the gate's rows, the others) begins with a complete tile."""
-    return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
-
-
-def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight:
-    """Return one expert's matrix."""
-    if isinstance(weights, torch.Tensor):
-        return weights[expert]
-    return weights.experts[expert] if isinstance(weights, ExpertTiles) else weights.of(expert)
-
-
-def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """Return x [..., columns] times one expert's matrix, [..., rows]."""
-    weight = weight_of(weights, expert)
-    if isinstance(weight, torch.Tensor):
-        return F.linear(x, weight)
-    return coded_linear(x, weight) if isinstance(weight, QuantizedWeight) else tiled_linear(x, weight)
+    return native_rows(weights[0]), 0
 
 
 def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
     """Return ``product`` with rows that do not depend on each other: those of plain matrices are multiplied one by
     one, as torch's own products differ with the number of rows.
     """
-    if not isinstance(weights, torch.Tensor) or len(x) == 1 or not x.is_cpu:
-        return product(x, weights, expert)
-    return torch.cat([product(row, weights, expert) for row in torch.split(x, 1)])
+    weight = weights[expert]
+    if not isinstance(weight, torch.Tensor) or len(x) == 1 or not x.is_cpu:
+        return product(x, weight)
+    return torch.cat([product(row, weight) for row in torch.split(x, 1)])
 
 
 @op("weft.tensor.kernels.moe")

@@ -150,6 +150,21 @@ class GatedDeltaWeights:
     bound: Any = field(default=None, repr=False, compare=False)
 
 
+@op("weft.tensor.kernels.conv_and_gates")
+def conv_and_gates(
+    qkv_TC: torch.Tensor,
+    a_TH: torch.Tensor,
+    b_TH: torch.Tensor,
+    weights: GatedDeltaWeights,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``causal_conv`` of ``qkv_TC`` and ``delta_gates`` of ``a_TH`` and ``b_TH``, as both ops do."""
+    w = weights
+    qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
+    return qkv_TC, *delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
+
+
 @op()
 def gated_delta_layer(
     projected_TW: torch.Tensor,
@@ -173,9 +188,8 @@ def gated_delta_layer(
     w = weights
     tokens, keys, values = projected_TW.shape[0], w.k_heads * w.k_dim, w.heads * w.v_dim
     qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
-    qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
+    qkv_TC, g_TH, beta_TH = conv_and_gates(qkv_TC, a_TH, b_TH, w, window_SCW, runs)
     q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
-    g_TH, beta_TH = delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
     o_THV = delta_rule(
         q.reshape(tokens, w.k_heads, w.k_dim),
         k.reshape(tokens, w.k_heads, w.k_dim),

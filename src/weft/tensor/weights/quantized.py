@@ -23,10 +23,19 @@ Kernels read groups of neighbouring columns. A file may have a group's columns a
 
 A product has the same factors as in the file's order; only the order of its sum differs.
 
+In torch one block of weight rows after the other is dequantised and multiplied. Weights with ``byte_inputs``
+are int8 times int8 on every machine, with the same bits:
+
+    x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
+    sum    of a part: an integer below 2^24, which float32 represents exactly, in any order of addition
+    y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
+
+Weights in fp8 with ``byte_inputs`` are multiplied with x in e4m3, largest / 448. The bits of their sums are the
+machine's.
+
 Groups are 16 columns or a number of lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each group
 times a float of many. So Q4_K takes 4.6 bits a weight, where floats would take 6, and NVFP4 4.5.
 
-Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the measurements.
 ``Codes`` holds the same values by plain rows.
 """
 
@@ -37,8 +46,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
-from weft.tensor.few_bits import quotient
+from weft.tensor import native
+from weft.tensor.ops.linear import WIDENED_ROWS, NativeWeight, Weight, by_matrix_unit, is_x86, take_columns
 from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
@@ -48,17 +59,28 @@ BLOCK = 256
 """Columns that share the float16 of ``BlockNumbers``."""
 PART = 128
 """Columns that share a scale of the input if inputs are always rounded (``byte_inputs``)."""
-GROUPS: dict[int, int] = {8: 128, 4: 32}
-"""Bits -> columns per scale, for weights that weft rounds."""
 ZERO_POINT: dict[int, int] = {8: 128, 6: 32, 4: 8}
 """Codes are unsigned, because the byte products of CPUs take an unsigned left operand."""
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of floats of four bits, which are integers."""
-_HALF_MAX = 65504.0
-_REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
-"""Candidates in int4 for the steps from zero to a group's largest weight, which saturates beyond 8."""
-_ROUNDED_ELEMENTS = 1 << 18
-"""Elements rounded at once, so that the temporaries stay in the cache."""
+_FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
+"""Bits -> their number in csrc/kernels.hpp."""
+_SCALES: dict[torch.dtype, int] = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.int8: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e8m0fnu: 4,
+}
+"""Dtype of scales -> its number there."""
+_DIVIDED = 5
+"""Number of e4m3 that a float divides."""
+_BOTH = 6
+"""Number of int8 with ``byte_inputs``."""
+_BLOCK_ELEMENTS = 1 << 18
+_BYTE_BLOCK_ELEMENTS = 1 << 20
+_LEAST = 1e-30
+"""Least magnitude: a part with a smaller largest number counts as zeros, as its scale would underflow float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +256,16 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """A quantised weight in tiles. ``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales`` float16 or
-    float32 [..., tiles, groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or
-    None. ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are
-    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine; of a
+class QuantizedWeight(Weight):
+    """A quantised weight in tiles, or a stack. ``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales``
+    float16 or float32 [..., tiles, groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same
+    shape or None. ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs
+    are rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine; of a
     weight in fp8, they are rounded to fp8. ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them.
     ``minimums``: as the scales. Both may be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks,
     16], or divided by them (``BlockNumbers``). ``table``, ``signed``: as in ``Codes``. ``order``: int32 [..., columns],
     the column of x that each column is multiplied with; None if all are at their own places. Kernels of GPUs read no
-    minimums, bytes, tables or groups of 16, and experts without an order.
+    minimums, bytes, tables or groups of 16, and experts without an order. ``dtype``: of the rows of a table.
     """
 
     bits: int
@@ -263,6 +285,7 @@ class QuantizedWeight:
     table: torch.Tensor | None = None
     signed: bool = False
     order: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def form(self) -> str:
@@ -272,35 +295,160 @@ class QuantizedWeight:
         return "w8a8" if self.byte_inputs else f"int{self.bits}"
 
     @property
-    def held_bytes(self) -> int:
+    def nbytes(self) -> int:
         parts = (self.codes, self.scales, self.zeros, self.minimums, self.block_scales, self.block_minimums, self.order)
-        return sum(part.numel() * part.itemsize for part in parts if part is not None)
+        return sum(part.nbytes for part in parts if part is not None)
 
     @property
-    def device(self) -> torch.device:
-        return self.codes.device
+    def body(self) -> torch.Tensor:
+        return self.codes
 
-    def of(self, index: int) -> QuantizedWeight:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.codes.shape[:-4], self.rows, self.columns
+
+    def native(self) -> NativeWeight:
+        assert self.codes.is_contiguous()
+        assert self.scales.is_contiguous()
+        of_rows = self.block_scales is not None and self.block_scales.dtype == torch.float32
+        of_blocks = _at(self.block_scales)
+        return (
+            self.codes.data_ptr(),
+            _BOTH if self.byte_inputs else _FORMS[self.bits],
+            self.columns,
+            self.rows,
+            self.scales.data_ptr(),
+            _DIVIDED if self.divides else _SCALES[self.scales.dtype],
+            _at(self.zeros),
+            self.group,
+            0,
+            (
+                _at(self.minimums),
+                0 if of_rows else of_blocks,
+                _at(self.block_minimums),
+                of_blocks if of_rows else 0,
+                _at(self.table),
+                self.signed,
+                _at(self.order),
+            ),
+        )
+
+    def native_experts(self) -> tuple[NativeWeight, int]:
+        """Return the arguments of the extension for a stack, and the address of its table of experts: none."""
+        return self.native(), 0
+
+    def fits(self, x: torch.Tensor) -> bool:
+        return native.in_use() and not self.fp8 and x.is_cpu and x.dtype in (*native.DTYPES, torch.float16)
+
+    def fits_experts(self, x: torch.Tensor) -> bool:
+        """Return whether the kernels of experts take ``x`` and this stack."""
+        return not self.fp8 and self.rows % TILE_ROWS == self.columns % TILE_ROWS == 0
+
+    def widens(self, rows: int, dtype: torch.dtype) -> bool:
+        # An x86 CPU without byte products (only AVX2) never does: a row of x would get other bits in a prompt than
+        # in a decode.
+        if rows < WIDENED_ROWS or self.byte_inputs or by_matrix_unit(dtype):
+            return False
+        return self.exact if native.extension().has_byte_products() else not is_x86()
+
+    @staticmethod
+    def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+        """Return weights of one shape, stacked along a new first dim: experts, whose kernels ignore ``byte_inputs``."""
+        zeros = None
+        if any(weight.zeros is not None for weight in weights):
+            zeros = torch.stack(
+                [
+                    torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8, device=weight.device)
+                    if weight.zeros is None
+                    else weight.zeros
+                    for weight in weights
+                ]
+            )
+
+        def together(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+            tensors = [part for part in parts if part is not None]
+            if not tensors:
+                return None
+            wide = len({part.dtype for part in tensors}) > 1
+            return torch.stack([part.float() if wide else part for part in tensors])
+
+        scales = [weight.scales for weight in weights]
+        if len({part.shape for part in scales}) > 1:
+            # Some experts store one scale a tile, others sixteen.
+            scales = [part.expand(*part.shape[:-1], TILE_ROWS) for part in scales]
+        stack = together(scales)
+        assert stack is not None
+        orders = [weight.order for weight in weights]
+        if any(order is not None for order in orders):
+            places = torch.arange(weights[0].columns, dtype=torch.int32, device=weights[0].device)
+            orders = [places if order is None else order for order in orders]
+        minimums = together([weight.minimums for weight in weights])
+        if minimums is not None and minimums.dtype != stack.dtype:
+            minimums, stack = minimums.float(), stack.float()
+        return replace(
+            weights[0],
+            codes=torch.stack([weight.codes for weight in weights]),
+            zeros=zeros,
+            scales=stack,
+            minimums=minimums,
+            byte_inputs=False,
+            block_scales=together([weight.block_scales for weight in weights]),
+            block_minimums=together([weight.block_minimums for weight in weights]),
+            order=together(orders),
+        )
+
+    def __getitem__(self, index: int) -> QuantizedWeight:
         """Return weight ``index`` of a stack."""
         order = None if self.order is None else self.order[index]
         return replace(self._changed(lambda part: part[index]), order=order)
 
     def in_memory_order(self) -> QuantizedWeight:
         """Return the weight without its order: it multiplies an x whose columns are in that order."""
-        return self if self.order is None else replace(self, order=None)
+        return replace(self, order=None)
 
-    def rows_at(self, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values of rows ``rows_T`` (int64 [T]), [T, columns] of ``dtype``."""
+    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
         assert self.order is None, "tables have no order of columns"
         tiles_T, lanes_T = rows_T // TILE_ROWS, rows_T % TILE_ROWS
         own = self._changed(lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
-        return own._plain(1).dense()[:, : self.columns].to(dtype)
+        return own._plain(1).dense()[:, : self.columns].to(self.dtype)
 
     def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
         last = self.rows if last is None else last
         values = self.by_rows(first, last).dense()[..., : last - first, : self.columns].to(dtype)
         return values if self.order is None else in_stored_order(values, self.order)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.order is not None:
+            return self.in_memory_order().product(take_columns(x, self.order), bias)
+        if self.byte_inputs:
+            return self.byte_product(x, bias)
+        out = x.new_empty(*x.shape[:-1], self.rows)
+        # A block stays in the cache between dequantising and product; a full dense matrix would cost more than the
+        # product.
+        for first, last in self._blocks(_BLOCK_ELEMENTS):
+            out[..., first:last] = F.linear(x, self.dense(first, last, x.dtype))
+        return out if bias is None else out.add_(bias.to(x.dtype))
+
+    def byte_product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``product`` of an ``x`` that is rounded as the weight."""
+        codes_PRK, scales_PR = rounded_inputs(x.reshape(-1, self.columns), fp8=self.fp8)
+        out = scales_PR.new_empty(scales_PR.shape[1], self.rows)
+        for first, last in self._blocks(_BYTE_BLOCK_ELEMENTS):
+            block = self.by_rows(first, last)
+            numbers = block.codes.view(torch.float8_e4m3fn).float() if self.fp8 else block.codes.float() - ZERO_POINT[8]
+            values_NPK = in_parts(numbers[: last - first, : self.columns])
+            total = out[:, first:last].zero_()
+            for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
+                both = floats_of(block.scales)[: last - first, part * PART // self.group] * scales[:, None]
+                # Scale times scale first, then the sum: the order of the C++ kernel, whose bits these are.
+                total += (codes @ values_NPK[:, part].T).mul_(both)
+        return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], self.rows)
+
+    def _blocks(self, elements: int) -> list[tuple[int, int]]:
+        """Return blocks [first, last) of rows with about ``elements`` elements."""
+        step = max(TILE_ROWS, elements // max(self.columns, 1) // TILE_ROWS * TILE_ROWS)
+        return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 
     def by_rows(self, first: int, last: int) -> Codes:
         """Return the tiles of rows [first, last) by plain rows, columns in the order of memory, including the padding
@@ -347,6 +495,11 @@ class QuantizedWeight:
             self.table,
             signed=self.signed,
         )
+
+
+def _at(numbers: torch.Tensor | None) -> int:
+    assert numbers is None or numbers.is_contiguous()
+    return native.address_of(numbers)
 
 
 _TILED_BYTES = 1 << 18
@@ -413,8 +566,11 @@ def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
     return of_tiles.expand(*of_tiles.shape[:-1], lanes).transpose(-2, -1).flatten(-3, -2)
 
 
-def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
-    """Return the same values in tiles. Scales become float16 if none of them changes by it.
+def in_tiles(
+    codes: Codes, *, exact: bool = False, byte_inputs: bool = False, dtype: torch.dtype = torch.float32
+) -> QuantizedWeight:
+    """Return the same values in tiles. Scales become float16 if none of them changes by it. ``dtype``: of the rows of
+    a table.
     ``byte_inputs`` is for int8 without zeros, with groups of one or more full parts of 128 columns. It is for fp8 of
     full tiles and full parts too. Other weights ignore it, and so do experts in fp8.
     """
@@ -455,6 +611,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
         codes.table,
         codes.signed,
         codes.order,
+        dtype,
     )
 
 
@@ -496,109 +653,30 @@ def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     by = (0, columns - x.shape[-1], 0, rows - x.shape[-2])
     if x.dtype == torch.float8_e8m0fnu:  # torch cannot pad it with a zero, which it does not have
-        return torch.nn.functional.pad(x.view(torch.uint8), by).view(x.dtype)
-    return torch.nn.functional.pad(x, by)
+        return F.pad(x.view(torch.uint8), by).view(x.dtype)
+    return F.pad(x, by)
 
 
 def _up(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Return weights of one shape stacked along a new first dim. For experts, whose kernels ignore ``byte_inputs``."""
-    zeros = None
-    if any(weight.zeros is not None for weight in weights):
-        zeros = torch.stack(
-            [
-                torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8, device=weight.device)
-                if weight.zeros is None
-                else weight.zeros
-                for weight in weights
-            ]
-        )
-
-    def together(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        tensors = [part for part in parts if part is not None]
-        if not tensors:
-            return None
-        wide = len({part.dtype for part in tensors}) > 1
-        return torch.stack([part.float() if wide else part for part in tensors])
-
-    scales = [weight.scales for weight in weights]
-    if len({part.shape for part in scales}) > 1:
-        # Some experts store one scale a tile, others sixteen.
-        scales = [part.expand(*part.shape[:-1], TILE_ROWS) for part in scales]
-    stack = together(scales)
-    assert stack is not None
-    orders = [weight.order for weight in weights]
-    if any(order is not None for order in orders):
-        places = torch.arange(weights[0].columns, dtype=torch.int32, device=weights[0].device)
-        orders = [places if order is None else order for order in orders]
-    minimums = together([weight.minimums for weight in weights])
-    if minimums is not None and minimums.dtype != stack.dtype:
-        minimums, stack = minimums.float(), stack.float()
-    return replace(
-        weights[0],
-        codes=torch.stack([weight.codes for weight in weights]),
-        zeros=zeros,
-        scales=stack,
-        minimums=minimums,
-        byte_inputs=False,
-        block_scales=together([weight.block_scales for weight in weights]),
-        block_minimums=together([weight.block_minimums for weight in weights]),
-        order=together(orders),
-    )
-
-
-def rounded(weight: torch.Tensor, bits: int) -> Codes:
-    """Return ``weight`` [..., rows, columns] of any float dtype, rounded to ``bits``: symmetric, with scales that fit
-    float16.
-
-    int8: a scale maps the largest weight of its group to 127. int4: the largest, with its sign, becomes -8;
-    then the scale of least squared error is chosen among a few smaller ones.
+def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
+    and a scale of NaN. ``fp8``: codes are numbers of e4m3, not integers.
     """
-    group = GROUPS[bits]
-    columns = weight.shape[-1]
-    if weight.is_meta:
-        scales = weight.new_empty((*weight.shape[:-1], -(-columns // group)), dtype=torch.float32)
-        return Codes(bits, weight.to(torch.uint8), scales, None, group)
-    codes = weight.new_empty((*weight.shape[:-1], _up(columns, group)), dtype=torch.uint8)
-    groups, scales = codes.view(-1, group), weight.new_empty(codes.numel() // group, dtype=torch.float32)
-    padded = torch.nn.functional.pad(weight, (0, _up(columns, group) - columns)).view(-1, group)
-    step = _ROUNDED_ELEMENTS // group
-    for first in range(0, padded.shape[0], step):
-        rows = slice(first, first + step)
-        part = padded[rows].float()
-        scale = _scales(part, bits)
-        groups[rows] = _steps(part, scale, bits).add_(ZERO_POINT[bits]).to(torch.uint8)
-        scales[rows] = scale.squeeze(1)
-    return Codes(bits, codes[..., :columns], scales.view(*weight.shape[:-1], -1), None, group)
+    x_PRK = in_parts(x_RI.float()).transpose(0, 1)
+    reach = x_PRK.abs().amax(-1, keepdim=True)
+    finite = reach.isfinite()  # the maximum of numbers with a NaN is NaN
+    some = finite & (reach >= _LEAST)
+    most = 448 if fp8 else 127
+    exact = x_PRK * torch.full_like(reach, most).div_(reach)  # torch computes 127 / reach through 1 / reach
+    codes = torch.where(some, exact.to(torch.float8_e4m3fn).float() if fp8 else exact.round_(), 0)
+    scales = torch.where(some, reach / most, torch.where(finite, 0.0, torch.nan))
+    return codes, scales.squeeze(-1)
 
 
-def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the scales of groups [n, columns]: float32 [n, 1], each representable in float16."""
-    if bits == 8:
-        return _stored(quotient(groups.abs().amax(1, keepdim=True), 127.0))
-    most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-    least = torch.full_like(most, torch.inf)
-    scales = torch.zeros_like(most)
-    # A group's largest weight is an outlier more often than not: a smaller scale may err less.
-    for reach in _REACHES:
-        tried = _stored(quotient(most, -reach))
-        error = _steps(groups, tried, 4).mul_(tried).sub_(groups)
-        error = torch.linalg.vecdot(error, error).unsqueeze(1)
-        scales = torch.where(error < least, tried, scales)
-        least = torch.minimum(error, least)
-    return scales
-
-
-def _stored(scales: torch.Tensor) -> torch.Tensor:
-    """Return the scales rounded to float16."""
-    return scales.clamp(-_HALF_MAX, _HALF_MAX).half().float()
-
-
-def _steps(groups: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the steps of the scale from zero, as floats; 0 where the scale is 0."""
-    # By the inverse, not by division: these codes are in checkpoints and caches.
-    inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    return (groups * inverse).round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127)
+def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
+    """Return [R, parts, 128] of [R, columns], filled with zeros."""
+    parts = -(-x_RI.shape[1] // PART)
+    return F.pad(x_RI, (0, parts * PART - x_RI.shape[1])).view(x_RI.shape[0], parts, PART)

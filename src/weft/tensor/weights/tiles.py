@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
+from weft.tensor.ops.linear import NativeWeight, Weight
 from weft.tensor.weights import large_pages
 from weft.tensor.weights.quantized import Codes
 
@@ -41,12 +42,28 @@ TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
 """Dtype -> its number among the forms of csrc/kernels.hpp."""
 
-NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool, int]]
-"""A weight as the extension takes it (csrc/module.cpp)."""
+
+class Tiles(Weight):
+    """Base of tiles of values, in which a row of the table can be read by itself."""
+
+    __slots__ = ()
+    gates = True
+
+    @staticmethod
+    def stack(experts: Sequence[InTiles]) -> ExpertTiles:
+        return ExpertTiles.of(experts)
+
+    def fits(self, x: torch.Tensor) -> bool:
+        return native.in_use() and x.dtype == self.dtype and x.is_cpu
+
+    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
+        if not native.in_use():
+            return super().rows_at(rows_T)
+        return table_rows(self.native(), self.dtype, rows_T, out_TD)
 
 
 @dataclass(frozen=True, slots=True)
-class TiledWeight:
+class TiledWeight(Tiles):
     """A weight in tiles. ``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are
     padded to full tiles.
     """
@@ -60,34 +77,23 @@ class TiledWeight:
         return self.tiles.dtype
 
     @property
-    def device(self) -> torch.device:
-        return self.tiles.device
-
-    @property
     def body(self) -> torch.Tensor:
-        """Return the tensor with nearly all of the bytes."""
         return self.tiles
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes without the padding of the last tile."""
+    def nbytes(self) -> int:
         return self.rows * self.columns * self.tiles.itemsize
 
     def native(self) -> NativeWeight:
-        """Return the arguments of the extension."""
         assert self.tiles.is_contiguous()
         form, columns = _FORMS[self.dtype], self.columns
         return self.tiles.data_ptr(), form, columns, self.rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS
 
     def dense(self) -> torch.Tensor:
-        """Return [rows, columns], a copy."""
         return self.tiles.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
 
-    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
-        """Return rows ``rows_T`` (int64 [T]), [T, columns]; see ``table_rows``."""
-        if not native.in_use():
-            return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
-        return table_rows(self.native(), self.dtype, rows_T, out_TD)
+    def first_rows(self, count: int) -> TiledWeight:
+        return replace(self, tiles=self.tiles[: count // TILE_ROWS], rows=min(count, self.rows))
 
 
 def table_rows(
@@ -113,29 +119,19 @@ def native_rows(weight: torch.Tensor) -> NativeWeight:
     return (weight.data_ptr(), native.DTYPES[weight.dtype], columns, rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS)
 
 
-def tiled(weight: torch.Tensor) -> TiledWeight | None:
-    """Return ``weight`` [rows, columns] in tiles; None if the kernels do not serve it."""
+def tiled(weight: torch.Tensor, *, apart: bool = False) -> TiledWeight | None:
+    """Return ``weight`` [rows, columns] in tiles; None if the kernels do not serve it. ``apart``: in separate memory,
+    for weights that are freed while the model serves.
+    """
     rows, columns = weight.shape
     if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
-    if weight.dtype == torch.bfloat16:
+    if weight.dtype == torch.bfloat16 and not apart:
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         return bf16_tiles((rows_of(weight),))
-    return TiledWeight(large_pages.copied(_by_tile(weight, 1)), rows, columns)
-
-
-def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
-    """Return ``tiled`` in separate memory, for weights that are freed while the model serves."""
-    rows, columns = weight.shape
-    if not can_be_tiled(weight.device, weight.dtype, columns):
-        return None
-    return TiledWeight(_by_tile(weight, 4 // weight.itemsize).contiguous(), rows, columns)
-
-
-def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
-    """Return a view [tiles, columns / pack, 16, pack] of the padded rows."""
-    padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % TILE_ROWS))
-    return padded.view(-1, TILE_ROWS, weight.shape[1] // pack, pack).transpose(1, 2)
+    padded, pack = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS)), 4 // weight.itemsize
+    by_tile = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2)
+    return TiledWeight(by_tile.contiguous() if apart else large_pages.copied(by_tile), rows, columns)
 
 
 def can_be_tiled(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
@@ -204,7 +200,7 @@ _FORM = 7
 
 
 @dataclass(frozen=True, slots=True)
-class TwelveBitWeight:
+class TwelveBitWeight(Tiles):
     """A weight in 12 bits. ``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], for an even number of tiles. ``highs``
     uint8 [tiles, 16]: the upper byte of each code. ``odd`` int64 [tiles + n] begins with an index per tile: the start
     of the tile's entries in ``odd``. The entries follow: place in the tile << 16 | bits, ordered by place. A last
@@ -218,14 +214,6 @@ class TwelveBitWeight:
     columns: int
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
-
-    @property
-    def device(self) -> torch.device:
-        return self.units.device
-
-    @property
     def body(self) -> torch.Tensor:
         return self.units
 
@@ -234,12 +222,10 @@ class TwelveBitWeight:
         return "bfloat16 in 12 bits"
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes without the padding of the last tile."""
+    def nbytes(self) -> int:
         return self.rows * self.columns * 3 // 2 + self.highs.numel() + self.odd.numel() * 8
 
     def native(self) -> NativeWeight:
-        """Return the arguments of the extension."""
         return (
             self.units.data_ptr(),
             _FORM,
@@ -271,14 +257,16 @@ class TwelveBitWeight:
         return TiledWeight(whole[: -(-self.rows // TILE_ROWS)], self.rows, self.columns)
 
     def dense(self) -> torch.Tensor:
-        """Return [rows, columns], a copy."""
         return self.tiled().dense()
 
-    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
-        """Return rows ``rows_T`` (int64 [T]), [T, columns]; see ``table_rows``."""
-        if not native.in_use():
-            return self.dense()[rows_T]
-        return table_rows(self.native(), torch.bfloat16, rows_T, out_TD)
+    def fits(self, x: torch.Tensor) -> bool:
+        # A sealed twelve-bit weight has no other reader than these kernels.
+        return Tiles.fits(self, x) and bool(native.extension().has_twelve_bit_products())
+
+    def first_rows(self, count: int) -> TwelveBitWeight:
+        tiles = count // TILE_ROWS
+        units, highs = self.units[: tiles // 2], self.highs[:tiles]
+        return replace(self, units=units, highs=highs, rows=min(count, self.rows))
 
 
 _CODED_FORMS = {8: 9, 4: 10}
@@ -291,7 +279,7 @@ FP8_SCALE_MAX = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class CodedTiles:
+class CodedTiles(Weight):
     """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), widened as by the
     library that wrote them (csrc/coded_numbers.hpp).
 
@@ -312,14 +300,6 @@ class CodedTiles:
     small: torch.Tensor | None = None
 
     @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
-
-    @property
-    def device(self) -> torch.device:
-        return self.units.device
-
-    @property
     def body(self) -> torch.Tensor:
         return self.units
 
@@ -328,14 +308,12 @@ class CodedTiles:
         return self.table is not None or _have_words(self.scales)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes without the padding of the last tile."""
+    def nbytes(self) -> int:
         bits = 8 if self.table is None else 4
         small = 0 if self.small is None else self.small.numel()
         return self.rows * self.columns * bits // 8 + self.scales.numel() * self.scales.itemsize + small
 
     def native(self) -> NativeWeight:
-        """Return the arguments of the extension."""
         shared = self.scales.shape[2] == 1
         return (
             self.units.data_ptr(),
@@ -351,7 +329,6 @@ class CodedTiles:
         )
 
     def dense(self) -> torch.Tensor:
-        """Return [rows, columns], a copy."""
         codes = self._codes()
         plain = codes.view(torch.float8_e4m3fn).float() if self.table is None else self.table[codes.int()]
         tiles = self.scales.shape[0]
@@ -360,9 +337,14 @@ class CodedTiles:
         wide = scales.repeat_interleave(self.group, 2)[:, :, : self.columns]
         return (plain * wide).flatten(0, 1)[: self.rows].to(torch.bfloat16)
 
-    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """Return rows ``rows_T`` (int64 [T]), [T, columns]."""
-        return self.dense()[rows_T]
+    def fits(self, x: torch.Tensor) -> bool:
+        return native.in_use() and x.dtype == self.dtype and x.is_cpu and bool(native.extension().has_coded_tiles())
+
+    @staticmethod
+    def stack(experts: Sequence[CodedTiles]) -> ExpertTiles:
+        if len({expert.scales.shape[2] for expert in experts}) > 1:  # the kernel takes them in one form
+            experts = [expert.with_scales_of_rows() for expert in experts]
+        return ExpertTiles.of(experts)
 
     def with_scales_of_rows(self) -> CodedTiles:
         """Return the same weight with a scale for each row, if the rows of a tile share one. In fp8 the order of the
@@ -527,39 +509,41 @@ def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> Twelv
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
     """Experts in tiles. ``experts`` have one shape and dtype. ``table``: see above; it is valid as long as ``experts``
-    live.
+    live. ``kinds``: an expert of each class.
     """
 
     experts: tuple[InTiles, ...]
     table: torch.Tensor
+    kinds: tuple[InTiles, ...]
 
     @classmethod
     def of(cls, experts: Sequence[InTiles]) -> ExpertTiles:
-        assert len({(expert.rows, expert.columns, expert.dtype) for expert in experts}) == 1
-        shared = {expert.scales.shape[2] for expert in experts if isinstance(expert, CodedTiles)}
-        if len(shared) > 1:  # the kernel takes them in one form
-            experts = [expert.with_scales_of_rows() if isinstance(expert, CodedTiles) else expert for expert in experts]
+        assert len({(expert.shape, expert.dtype) for expert in experts}) == 1
         table = []
         for expert in experts:
             address, form, _, _, highs, _, _, _, odd, _ = expert.native()
             table.append((address, highs, odd, form))
-        return cls(tuple(experts), torch.tensor(table, dtype=torch.int64))
+        kinds = {type(expert): expert for expert in experts}
+        return cls(tuple(experts), torch.tensor(table, dtype=torch.int64), tuple(kinds.values()))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.experts), self.experts[0].rows, self.experts[0].columns
+    def shape(self) -> tuple[int, ...]:
+        return len(self.experts), *self.experts[0].shape
 
     @property
     def dtype(self) -> torch.dtype:
         return self.experts[0].dtype
 
-    @property
-    def has_twelve_bits(self) -> bool:
-        return not all(isinstance(expert, TiledWeight) for expert in self.experts)
+    def __getitem__(self, index: int) -> InTiles:
+        return self.experts[index]
 
-    def native(self) -> NativeWeight:
-        """Return the sizes of an expert as arguments of the extension; the address is that of the first expert."""
-        return self.experts[0].native()
+    def native_experts(self) -> tuple[NativeWeight, int]:
+        """Return the sizes of an expert as arguments of the extension, and the address of the table."""
+        return self.experts[0].native(), self.table.data_ptr()
+
+    def fits_experts(self, x: torch.Tensor) -> bool:
+        """Return whether the kernels of experts take ``x`` and these experts."""
+        return all(expert.fits(x) for expert in self.kinds)
 
     def dense(self) -> torch.Tensor:
         """Return [experts, rows, columns], a copy."""

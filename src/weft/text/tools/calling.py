@@ -8,10 +8,12 @@
              call:f{x:<JSON schema of x>,...}                                         braces
              <f> <x> text, JSON, or elements by the schema of x </x> ... </f>         nested
 
-So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema;
-optional parameters may be left out, and additional properties are not written. A string in tags is free text: its
-length and pattern are not enforced. Nested elements are written for arrays with a schema of their items and objects
-with properties, at any depth; other arrays and objects are JSON text, which readers accept too.
+So the arguments always fit the tool's schema. If the tool is not strict, parts of the schema that no grammar enforces
+(``uniqueItems``, ``not``, unknown formats, look-around in patterns) are left out: it promises no more. Tags and
+Python have one value per parameter, in the order of the schema; optional parameters may be left out, and additional
+properties are not written. A string in tags is free text: its length and pattern are not enforced. Nested elements are
+written for arrays with a schema of their items and objects with properties, at any depth; other arrays and objects are
+JSON text, which readers accept too.
 
 ``strict_grammar`` leaves the model free to call or not: free text, and after an opening marker a call that fits the
 schema. It is used for all tools of a request if one tool is strict or not all tools are allowed.
@@ -21,14 +23,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
+from weft.text.grammars import (
+    FREE_TEXT,
+    GUIDANCE,
+    TokenOf,
+    json_schema,
+    lark_grammar,
+    lenient,
+    literal,
+    quoted,
+    slashed,
+)
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ITEM, Tags, ToolFormat
-from weft.text.tools.values import alternatives, fixed_values, followed, json_type, types_of
+from weft.text.tools.values import alternatives, fixed_values, json_type, types_of
 
 _NUMBER = "\0"
 """Placeholder for a call's number."""
@@ -134,6 +147,8 @@ def _sequence(*parts: str) -> str:
 
 def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
     writes, name = row.writes, tool.name
+    if not tool.strict:
+        tool = replace(tool, parameters=lenient(tool.parameters, field=field))
     if writes.style == "json":
         before, number, behind = writes.json_head(name, _NUMBER).partition(_NUMBER)
         numbered = (rules.add(slashed("[0-9]{1,3}")), quoted(behind)) if number else ()
@@ -172,58 +187,62 @@ def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
 
 
 def _with_definitions(tool: Tool, schema: Any) -> dict[str, Any]:
-    """Return a part of the tool's schema, with the definitions that it may refer to."""
-    names = [name for name in ("$defs", "definitions") if name in tool.parameters]
+    """Return a part of the tool's schema, with the definitions that it may refer to and the options."""
+    names = [name for name in ("$defs", "definitions", GUIDANCE) if name in tool.parameters]
     shared: dict[str, Any] = {name: tool.parameters[name] for name in names}
     return {**shared, **schema} if isinstance(schema, dict) else shared
 
 
+_ANY_TYPE = {"string", "number", "boolean", "object", "array", "null"}
+
+
 def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) -> str:
     schema, end = _part_schema(tool, key), tags.value_end
-    types = types_of(schema, schema)
-    listed = fixed_values(followed(schema, schema))
-    typed = tags.heads is not None
-    free = not listed and (not types or "string" in types) if typed else "string" in types and not _lists_values(schema)
-    as_text = tool.input_regex is not None or free or bool(types == {"string"} and listed)
-    if typed and not as_text:
-        rule = rules.add(" | ".join(_typed(rules, tags, key, schema, types, listed, field)))
-        return rule if key in _required(tool) else f"{rule}?"
-    begin = rules.text(tags.parameter_begin(key, "string" if as_text else ""))
+    if (tags.heads is not None or tags.says_type) and tool.input_regex is None:
+        forms = " | ".join(_typed(rules, tags, tool, key, field))
+        return rules.add(forms) if key in _required(tool) else f"{rules.add(forms)}?"
     if tool.input_regex is not None:
         value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
-    elif free:
+    elif "string" in types_of(schema, schema) and not _lists_values(schema):
         value = rules.free_text(end)
-    elif types == {"string"} and listed:
-        choices = " | ".join(quoted(str(choice)) for choice in listed)
-        value = f"({choices}) {rules.text(end)}"
     else:
-        value = f"{rules.schema(schema, field)} {rules.text(end)}"
-    rule = rules.add(_sequence(begin, value))
+        value = f"({' | '.join(_untyped(rules, tool, schema, field))}) {rules.text(end)}"
+    rule = rules.add(_sequence(rules.text(tags.parameter_begin(key, "string")), value))
     return rule if key in _required(tool) else f"{rule}?"
 
 
-def _typed(
-    rules: _Rules,
-    tags: Tags,
-    key: str,
-    schema: dict[str, Any],
-    types: set[str],
-    listed: Sequence[Any] | None,
-    field: str,
-) -> list[str]:
-    """Return the forms of a parameter whose tag says the type of its value: one for each type, or each listed value."""
-    if listed:
-        texts = [(value if isinstance(value, str) else json.dumps(value), json_type(value)) for value in listed]
-        return [rules.text(f"{tags.parameter_begin(key, kind)}{text}{tags.value_end}") for text, kind in texts]
-    kinds = sorted(types - ({"integer"} if "number" in types else set()))
-    return [
-        _sequence(
-            rules.text(tags.parameter_begin(key, "number" if kind == "integer" else kind)),
-            rules.schema({**schema, "type": kind}, field),
-            rules.text(tags.value_end),
-        )
-        for kind in kinds
-    ]
+def _untyped(rules: _Rules, tool: Tool, schema: dict[str, Any], field: str) -> list[str]:
+    """Return the forms of a value whose type the reader takes from the schema. Listed strings are written as they are:
+    a reader keeps quotes, because texts of the type string have none."""
+    parts = alternatives(schema, schema)
+    if not any(fixed_values(part) for part in parts):
+        return [rules.schema(schema, field)]
+    forms: list[str] = []
+    for part in parts:
+        if listed := fixed_values(part):
+            forms += [quoted(value if isinstance(value, str) else json.dumps(value)) for value in listed]
+        else:
+            forms.append(rules.schema(_with_definitions(tool, part), field))
+    return forms
+
+
+def _typed(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) -> list[str]:
+    """Return the forms of a parameter whose tag says the type of its value: one for each type and each listed value."""
+    schema, forms = _part_schema(tool, key), []
+    for part in alternatives(schema, schema):
+        if listed := fixed_values(part):
+            texts = [(value if isinstance(value, str) else json.dumps(value), json_type(value)) for value in listed]
+            forms += [rules.text(f"{tags.parameter_begin(key, kind)}{text}{tags.value_end}") for text, kind in texts]
+            continue
+        types = types_of(part, schema) or _ANY_TYPE
+        for kind in sorted(types - ({"integer"} if "number" in types else set())):
+            begin = rules.text(tags.parameter_begin(key, "number" if kind == "integer" else kind))
+            if kind == "string" and not _lists_values(part):
+                forms.append(_sequence(begin, rules.free_text(tags.value_end)))
+            else:
+                of_kind = _with_definitions(tool, {**part, "type": kind})
+                forms.append(_sequence(begin, rules.schema(of_kind, field), rules.text(tags.value_end)))
+    return forms
 
 
 class _Elements:
@@ -277,7 +296,7 @@ class _Elements:
         return forms
 
 
-def _lists_values(schema: dict[str, Any]) -> bool:
+def _lists_values(schema: Mapping[str, Any]) -> bool:
     """Return whether the schema has an enum or a constant anywhere: then free text would not be enough."""
     text = json.dumps(schema)
     return '"enum"' in text or '"const"' in text
