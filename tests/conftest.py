@@ -80,9 +80,9 @@ def logging_of_one_test() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A directory for the checkpoints that ``tests.fixtures.checkpoints`` makes: once, not in each worker."""
-    if "WEFT_TEST_CHECKPOINTS" not in os.environ:
-        path = os.environ["WEFT_TEST_CHECKPOINTS"] = tempfile.mkdtemp(prefix="weft-checkpoints-")
-        config.add_cleanup(lambda: os.environ.pop("WEFT_TEST_CHECKPOINTS"))
+    if "SHARED_CHECKPOINTS" not in os.environ:
+        path = os.environ["SHARED_CHECKPOINTS"] = tempfile.mkdtemp(prefix="weft-checkpoints-")
+        config.add_cleanup(lambda: os.environ.pop("SHARED_CHECKPOINTS"))
         config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
 
 
