@@ -30,6 +30,7 @@ from weft.runner.graphs import CudaCapture
 from weft.runner.step_graphs import GraphSet, StepGraphs
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.drafter import Drafter
+from weft.tensor import adapter_rows
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
 
@@ -41,7 +42,10 @@ SMALL: dict[str, Any] = {
     "threads": 1,
     "speculate": "off",
 }
-GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+ADAPTERS_MAX = 4
+"""Adapters of a recorded step, in place of 64: programs of the other 60 end at once, and take a third of a step."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4 if ALL else 3, ignore_eos=True)
+"""Tokens of a prompt, and of decodes: the last one is replayed by the graph that computed the one before it."""
 
 
 @dataclass
@@ -92,13 +96,14 @@ def started(
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
     dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)  # or a tiny model computes what it could load
     start = quick_start(card) if quick else contextlib.nullcontext()
-    with start, dear, contextlib.nullcontext() if drafter is None else drafts:
+    few = contextlib.nullcontext() if ALL else mock.patch.object(adapter_rows, "LINES", ADAPTERS_MAX)
+    with start, few, dear, contextlib.nullcontext() if drafter is None else drafts:
         made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
     engine = Started(made.core, made.info)
     _watch_store(card, engine)
     card.begin_serving()
     try:
-        with contextlib.nullcontext() if ALL else quick_start(card):  # it may wake, or get adapters
+        with few, contextlib.nullcontext() if ALL else quick_start(card):  # it may wake, or get adapters
             yield engine
     finally:
         card.serving = False

@@ -65,6 +65,38 @@ def test_an_address_outside_of_the_arguments_is_reported(card: Card, index: list
     assert "_gather" in card.reports[0].text
 
 
+@triton.jit
+def _take(x, index, out, wanted):
+    tl.store(out, tl.load(x + tl.load(index), mask=wanted > 0, other=-1.0))
+
+
+def test_a_number_outside_of_the_arguments_is_reported_where_it_is_read(card: Card) -> None:
+    """Most loads are of one number, which are looked at in another way than those of tiles."""
+    x, out, kernel = torch.arange(8, dtype=torch.float32, device=CUDA), torch.zeros(1, device=CUDA), cast(Any, _take)
+    for index, wanted, number in ((7, 1, 7.0), (8, 0, -1.0)):
+        kernel[(1,)](x, torch.tensor([index], device=CUDA), out, wanted)
+        assert out.tolist() == [number]
+    assert not card.reports
+    kernel[(1,)](x, torch.tensor([8], device=CUDA), out, 1)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        out.tolist()
+    assert kinds(card) == {"bounds"}
+
+
+def test_a_number_that_two_streams_touch_needs_an_order(card: Card) -> None:
+    """The one that is read needs it, and the one that is written."""
+    x, index, kernel = torch.zeros(64, device=CUDA), torch.tensor([0], device=CUDA), cast(Any, _take)
+    other = torch.cuda.Stream()
+    for first, second, clashes in ((x[:1], x[32:], False), (x[:1], x, True)):
+        torch.cuda.synchronize()
+        card.reports.clear()
+        kernel[(1,)](second, index, x[48:], 1)
+        with torch.cuda.stream(other):
+            kernel[(1,)](x[32:], index, first, 1)
+        torch.cuda.synchronize()
+        assert bool(card.reports) == clashes, card.reports
+
+
 def test_an_index_in_freed_memory_is_reported(card: Card) -> None:
     """Poison is an index far outside: it ends no process."""
     x, index = torch.ones(8, device=CUDA), torch.empty(4, dtype=torch.int64, device=CUDA)

@@ -56,7 +56,7 @@ def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str, monkey
         ended: Callable[[int], bool] = lanes.are_done
         lanes.are_done = lambda step: False  # type: ignore[method-assign]
         tokens: dict[str, list[int]] = {"other": [], "loaded": []}
-        for name, prompt, count in (("other", OTHER, 8), ("loaded", PROMPT, 4)):
+        for name, prompt, count in (("other", OTHER, 8), ("loaded", PROMPT, len(said))):
             core.submit(
                 Request(request_id=name, prompt_tokens=prompt, sampling=structs.replace(GREEDY, max_tokens=count))
             )

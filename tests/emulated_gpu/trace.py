@@ -36,22 +36,34 @@ class Trace:
         self._written: set[int] = set()
 
     def touch(self, ptrs: Ints, mask: Ints, *, writes: bool) -> None:
+        if ptrs.size == 1 == mask.size:  # most loads are of one number
+            if mask.item():
+                self._touch_number(ptrs.item(), writes=writes)
+            return
         if not mask.all():
             ptrs = ptrs[np.broadcast_to(mask, ptrs.shape)]
         if not ptrs.size:
             return
         low, high = int(ptrs.min()), int(ptrs.max())
         if not self._is_inside(low, high) and not all(self._is_inside(one, one) for one in ptrs.ravel().tolist()):
-            raise IllegalAccessError(
-                f"CUDA error: an illegal memory access was encountered: {self._name} "
-                f"{'writes' if writes else 'reads'} an address outside of its arguments"
-            )
+            raise self._illegal(writes)
         lines = self._written if writes else self._read
         first, last = low >> LINE_BITS, high >> LINE_BITS
         if last - first < 2:
             lines.update((first, last))
         else:
             lines.update(np.unique(ptrs >> ptrs.dtype.type(LINE_BITS)).tolist())
+
+    def _touch_number(self, address: int, *, writes: bool) -> None:
+        if not self._is_inside(address, address):
+            raise self._illegal(writes)
+        (self._written if writes else self._read).add(address >> LINE_BITS)
+
+    def _illegal(self, writes: bool) -> IllegalAccessError:
+        return IllegalAccessError(
+            f"CUDA error: an illegal memory access was encountered: {self._name} "
+            f"{'writes' if writes else 'reads'} an address outside of its arguments"
+        )
 
     def _is_inside(self, low: int, high: int) -> bool:
         at = bisect.bisect_right(self._firsts, low) - 1

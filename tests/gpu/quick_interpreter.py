@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tests.gpu import quick_memory, quick_operators
+from weft.tensor.gpu import products
 
 FITS = hasattr(getattr(interpreter, "interpreter_semantic", None), "to_tensor_type")
 """Whether the interpreter is that of these lines: that of Triton 3.6 is another one."""
@@ -77,6 +78,31 @@ def install() -> None:
     # It computes in 64 bits what nobody reads without ``debug``.
     private.interpreter_builder.options = private.InterpreterOptions(sanitize_overflow=False)
     _intern_types()
+    remember_inverses()
+
+
+def remember_inverses() -> None:
+    """Keep the inverse of zeros: recorded steps are padded with chunks without tokens, and the inverse is most of what
+    such a chunk takes. Bytes are compared, because zeros have signs."""
+    rewritten: Any = interpreter.InterpretedFunction.rewritten_fn
+    inverse: Any = products.unit_lower_inverse
+    solve = inverse.rewrite()
+    if hasattr(solve, "of_zeros"):
+        return
+    of_zeros: dict[tuple[Any, ...], Any] = {}
+
+    def remembered(a: Any, SIZE: Any) -> Any:
+        data = a.handle.data
+        if data.any():
+            return solve(a, SIZE)
+        key = (id(a.type), data.tobytes(), int(SIZE))
+        if key not in of_zeros:
+            of_zeros[key] = solve(a, SIZE)
+            of_zeros[key].handle.data.flags.writeable = False
+        return of_zeros[key]
+
+    remembered.of_zeros = of_zeros  # type: ignore[attr-defined]
+    rewritten[inverse.fn] = remembered
 
 
 def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
@@ -157,7 +183,7 @@ def _intern_types() -> None:
         if made is None:
             made = object.__new__(cls)
             init(made, element_ty, shape)
-            made.of_tensor = _numbers(core, made.shape)
+            made.of_tensor = (*_numbers(core, made.shape), made.scalar)
             types[key] = made
         return made
 
@@ -165,8 +191,11 @@ def _intern_types() -> None:
 
     def init_tensor(tensor: Any, handle: Any, type: Any) -> None:
         tensor.handle, tensor.type = handle, type
-        tensor.numel, tensor.shape = type.of_tensor if type.is_block() else scalar
-        tensor.dtype = type.scalar
+        if type.is_block():
+            tensor.numel, tensor.shape, tensor.dtype = type.of_tensor
+        else:
+            tensor.numel, tensor.shape = scalar
+            tensor.dtype = type.scalar
 
     core.block_type.__new__ = new
     core.block_type.__init__ = lambda *_: None

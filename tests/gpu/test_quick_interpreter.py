@@ -13,8 +13,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
-from tests.gpu import quick_memory
+from tests.gpu import quick_interpreter, quick_memory
 from tests.gpu.quick_operators import quick_members, where
+from weft.tensor.gpu.products import unit_lower_inverse
 
 RAW: dict[str, Callable[..., Any]] = {name: getattr(tl.core.tensor, name) for name in quick_members()}
 DTYPES = {
@@ -184,3 +185,29 @@ def _quick_of(launch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     load = quick_memory.load(lambda *sides: type(launch).load(launch, *sides))
     store = quick_memory.store(lambda *sides: type(launch).store(launch, *sides))
     return lambda _, *sides: load(*sides), lambda _, *sides: store(*sides)
+
+
+def test_inverses_that_are_remembered_are_the_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of zeros of both signs, which are computed once, and of other numbers, which are computed each time."""
+    plain: Any = unit_lower_inverse.rewriter.rewrite_ast()  # type: ignore[attr-defined]
+    computed = []
+
+    def counted(a: Any, SIZE: Any) -> Any:
+        computed.append(a)
+        return plain(a, SIZE)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "rewritten_fn", {unit_lower_inverse.fn: counted})
+    quick_interpreter.remember_inverses()
+    numbers = value(tl.float32, (16, 16)).handle.data / 100
+    zeros = np.zeros((16, 16), np.float32)
+    scope = interpreter._patch_lang(unit_lower_inverse.fn)  # type: ignore[attr-defined]
+    for data in (zeros, -zeros, numbers, 2 * numbers, numbers):
+        of = core_tensor(data)
+        said, first = seen(plain, of, tl.constexpr(16)), seen(unit_lower_inverse, of, tl.constexpr(16))
+        assert said == first == seen(unit_lower_inverse, of, tl.constexpr(16))
+    scope.restore()
+    assert len(computed) == 2 + 3 * 2
+
+
+def core_tensor(data: Any) -> Any:
+    return tl.core.tensor(TensorHandle(data, tl.float32), tl.core.block_type(tl.float32, list(data.shape)))

@@ -25,8 +25,15 @@ from tests.support.fork_server import ForkServer
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 180.0
 Started = TypeVar("Started")
-IMPORTED = ("weft.config", "weft.rpc.client", "weft.server.config", "weft.server.launch")
-"""What a server imports before it reads its arguments."""
+IMPORTED = (
+    "weft.config",
+    "weft.rpc.client",
+    "weft.server.config",
+    "weft.server.launch",
+    "weft.server.http",
+    "weft.server.app",
+)
+"""What a server imports before it serves. It imports the last two when its engine has started."""
 
 
 @cache

@@ -10,16 +10,18 @@ Ctrl-C. A child never outlives its parent: a thread waits for the end of stdin, 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    import asyncio
 
 _SOCKET_PATH_MAX = 90
 _LENGTH_BYTES = 8
@@ -36,6 +38,8 @@ async def start_child(
 ) -> asyncio.subprocess.Process:
     """Start ``python -m module``. ``descriptors``: inherited files; ``environment``: all variables of the child.
     Without ``own_session`` the child stays in this session and calls ``own_group``. Raise OSError."""
+    import asyncio  # the children import this module too, and have no loop
+
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
