@@ -11,7 +11,9 @@ import ctypes
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -74,6 +76,14 @@ def logging_of_one_test() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A directory for the checkpoints that ``tests.fixtures.checkpoints`` makes: once, not in each worker."""
+    if "SHARED_CHECKPOINTS" not in os.environ:
+        path = os.environ["SHARED_CHECKPOINTS"] = tempfile.mkdtemp(prefix="weft-checkpoints-")
+        config.add_cleanup(lambda: os.environ.pop("SHARED_CHECKPOINTS"))
+        config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
 
 
 def pytest_collection_finish() -> None:

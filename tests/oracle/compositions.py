@@ -25,7 +25,7 @@ from tests.oracle.serving import loaded
 
 _EVERY = "oracle/test_engine_every_family.py::test_"
 COMPOSITIONS: dict[str, str] = {
-    "logits": "oracle/test_models_against_transformers.py::test_prefill_and_40_decode_steps_equal_transformers",
+    "logits": "oracle/test_models_against_transformers.py::test_prefill_and_24_decode_steps_equal_transformers",
     "company, chunks": f"{_EVERY}company_small_chunks_and_pad_rows_change_nothing",
     "tight memory": f"{_EVERY}memory_in_other_hands_changes_nothing",
     "preemption": f"{_EVERY}preemption_changes_nothing",

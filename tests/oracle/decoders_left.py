@@ -11,7 +11,7 @@ for is a part that weft has; any other is a part that it lacks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ def is_decoder(model_type: str) -> bool:
     return model_type not in elsewhere and not any(word in model_type for word in SIDE_PARTS)
 
 
+@cache
 def default_of(model_type: str) -> Mapping[str, Any] | None:
     """Return the text part of the default configuration; None where the class makes none."""
     try:
@@ -98,14 +99,17 @@ def default_of(model_type: str) -> Mapping[str, Any] | None:
     return stated
 
 
-def wrappers() -> Iterator[tuple[str, str]]:
+@cache
+def wrappers() -> tuple[tuple[str, str], ...]:
     """(``model_type`` of a wrapper, that of its text part), of those whose text part is a decoder."""
+    made, known = [], {*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *served()}
     for model_type in CONFIG_MAPPING_NAMES:
         parts = getattr(CONFIG_MAPPING[model_type], "sub_configs", None) or {}
         stated = default_of(model_type) if "text_config" in parts else None
         text = str(stated.get("model_type")) if stated else ""
-        if text in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or text.endswith("_text") or text in served():
-            yield model_type, text
+        if text in known or text.endswith("_text"):
+            made.append((model_type, text))
+    return tuple(made)
 
 
 @cache
@@ -163,8 +167,9 @@ def row(model_type: str) -> str:
 
 def section() -> str:
     every = decoders()
-    left = [name for name in every if name not in served()]
-    unread = sorted(name for name, text in wrappers() if text in served() and name not in (*served(), *REFUSED))
+    here = set(served())  # looks through all installed packages
+    left = [name for name in every if name not in here]
+    unread = sorted(name for name, text in wrappers() if text in here and name not in (*here, *REFUSED))
     listed = ", ".join(f"`{name}`" for name in unread)
     return f"""{TITLE}
 `python -m tests.oracle.decoders_left` writes this section. transformers {transformers.__version__} has {len(every)}

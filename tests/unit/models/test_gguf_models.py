@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, make_checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, made_once, make_checkpoint
 from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import ARCHITECTURES, write_gguf
@@ -108,9 +108,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
 @functools.cache
 def original(name: str) -> Path:
     if name == "granite_attention":  # the architecture without Mamba, which has a name of its own
-        return make_checkpoint(
-            checkpoint("granite").parent / name, "granite_rope", layer_types=["attention"] * 4, mamba_conv_bias=True
-        )
+        return made_once(name, "granite_rope", layer_types=["attention"] * 4, mamba_conv_bias=True)
     if name == "llama_scaled":
         scaled = {
             "rope_type": "llama3",
@@ -120,10 +118,10 @@ def original(name: str) -> Path:
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         }
-        return make_checkpoint(checkpoint("llama").parent / name, "llama", rope_parameters=scaled, head_dim=64)
+        return made_once(name, "llama", rope_parameters=scaled, head_dim=64)
     if not CASES[name]:
         return checkpoint(name)
-    return make_checkpoint(checkpoint("lfm2").parent / f"{name}_plainer", name, **CASES[name])
+    return made_once(f"{name}_plainer", name, **CASES[name])
 
 
 def logits(loaded: LoadedModel) -> torch.Tensor:

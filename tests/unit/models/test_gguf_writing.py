@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, make_checkpoint
+from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, made_once, make_checkpoint
 from tests.support.gguf_files import write_gguf as converted
 from tests.unit.models.test_gguf_models import logits, original
 from weft.cli.main import main
@@ -74,9 +74,7 @@ def test_the_file_has_the_names_shapes_and_values_of_a_converted_one(name: str, 
 @pytest.fixture(scope="module")
 def wide() -> Path:
     """Rows of whole blocks."""
-    return make_checkpoint(
-        checkpoint("qwen3_5").parent / "wide_qwen3_5", "qwen3_5", hidden_size=256, intermediate_size=512
-    )
+    return made_once("wide_qwen3_5", "qwen3_5", hidden_size=256, intermediate_size=512)
 
 
 def test_the_model_of_the_file_is_near_and_the_report_says_how_near(wide: Path, tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ class QuantizedWeight(Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return *self.codes.shape[:-4], self.rows, self.columns
+        return (self.rows, self.columns) if self.codes.ndim == 4 else (self.codes.shape[0], self.rows, self.columns)
 
     def native(self) -> NativeWeight:
         assert self.codes.is_contiguous()
@@ -499,7 +499,7 @@ class QuantizedWeight(Weight):
 
 def _at(numbers: torch.Tensor | None) -> int:
     assert numbers is None or numbers.is_contiguous()
-    return native.address_of(numbers)
+    return 0 if numbers is None else numbers.data_ptr()
 
 
 _TILED_BYTES = 1 << 18
