@@ -248,14 +248,14 @@ def build_unadvised(config: EngineConfig, *, on_progress: Callable[[str], None])
     """The checkpoint says nothing of sampling."""
     assembled = build(config, on_progress=on_progress)
     silent = {"generation_defaults": {}, "default_sampling": read_default_sampling(config.default_sampling)}
-    return dataclasses.replace(assembled, info=msgspec.structs.replace(assembled.info, **silent))
+    return assembled._replace(info=msgspec.structs.replace(assembled.info, **silent))
 
 
 def build_refusing_adapters(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Built:
     """None of the adapters can be served."""
     assembled = build(config, on_progress=on_progress)
     refused = {name: f"--lora {name}={path}: too large" for name, path in named_paths(config.lora).items()}
-    return dataclasses.replace(assembled, info=msgspec.structs.replace(assembled.info, refused_adapters=refused))
+    return assembled._replace(info=msgspec.structs.replace(assembled.info, refused_adapters=refused))
 
 
 def build_cached(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Built:
