@@ -486,7 +486,7 @@ class Dialect:
         limited = len(offered) < len(tools) or any(tool.strict for tool in offered)
         called = None
         if calls is not None and (not is_free or limited or budget is not None):
-            grammar = self._besides(choice, grammar)
+            grammar = self._content_grammar(choice, grammar)
             # Each call is a message, and the end of the call is the end of the answer.
             called = calls_grammar(calls, offered, several=False, token_of=token_of, field="tools")
         wanted = None
@@ -516,7 +516,7 @@ class Dialect:
         )
 
     @staticmethod
-    def _besides(choice: ToolChoice, grammar: Grammar | None) -> Grammar | None:
+    def _content_grammar(choice: ToolChoice, grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of answers that are no calls. Where ``choice`` requires a call there is none: libraries
         send a response format with every request, and an answer without content has no form. Raise RequestError for a
         field that is no response format."""
@@ -582,7 +582,7 @@ class Dialect:
             if len(offered) < len(tools) or any(tool.strict for tool in offered):
                 return strict_grammar(calls, offered, several=several, token_of=token_of, field="tools")
             return None
-        self._besides(choice, grammar)
+        self._content_grammar(choice, grammar)
         return calls_grammar(
             calls,
             offered,

@@ -183,6 +183,24 @@ def test_listed_values_of_several_types_are_read_as_they_are_listed(row: Any) ->
     assert seen & {"a b", "on", "off"}, "no string was written: the test sees nothing"
 
 
+@pytest.mark.parametrize(
+    "row", [row for row in FORMATS if row.writes.style in ("xml", "nested")], ids=lambda row: row.name
+)
+def test_a_string_that_listed_numbers_may_give_way_to_is_free_text(row: Any) -> None:
+    def tools_of(schema: dict[str, Any]) -> Any:
+        parameters = {"type": "object", "properties": {"at": schema}, "required": ["at"]}
+        return read_tools([{"type": "function", "function": {"name": "set", "parameters": parameters}}])
+
+    def grammar_of(tools: Any) -> Any:
+        return calls_grammar(row, tools, several=False, token_of=tokenizer().added_id, field="tools")
+
+    wanted = write(grammar_of(tools_of({"enum": ["noon"]})), 1)
+    assert wanted is not None
+    mixed = tools_of({"anyOf": [{"enum": [1, 2]}, {"type": "string"}]})
+    assert write(grammar_of(mixed), 1, wish=wanted, tokens_max=len(wanted.encode()) + 1) == wanted
+    assert read_back(row, wanted, mixed)[1] == [("set", {"at": "noon"})]
+
+
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_the_text_of_a_custom_tool_is_held_to_its_regex(row: Any) -> None:
     grammar = calls_grammar(row, TOOLS[3:], several=False, token_of=tokenizer().added_id, field="tools")

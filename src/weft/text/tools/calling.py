@@ -206,24 +206,31 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
     elif "string" in types_of(schema, schema) and not _lists_values(schema):
         value = rules.free_text(end)
     else:
-        value = f"({' | '.join(_untyped(rules, tool, schema, field))}) {rules.text(end)}"
+        value = f"({' | '.join(_untyped(rules, tool, schema, end, field))})"
     rule = rules.add(_sequence(rules.text(tags.parameter_begin(key, "string")), value))
     return rule if key in _required(tool) else f"{rule}?"
 
 
-def _untyped(rules: _Rules, tool: Tool, schema: dict[str, Any], field: str) -> list[str]:
-    """Return the forms of a value whose type the reader takes from the schema. Listed strings are written as they are:
-    a reader keeps quotes, because texts of the type string have none."""
-    parts = alternatives(schema, schema)
+def _untyped(rules: _Rules, tool: Tool, schema: dict[str, Any], end: str, field: str) -> list[str]:
+    """Return the forms of a value whose type the reader takes from the schema, each with the end tag ``end``. Strings
+    are written as they are: a reader keeps quotes, because texts of the type string have none."""
+    parts, closing = alternatives(schema, schema), rules.text(end)
     if not any(fixed_values(part) for part in parts):
-        return [rules.schema(schema, field)]
+        return [_sequence(rules.schema(schema, field), closing)]
     forms: list[str] = []
     for part in parts:
         if listed := fixed_values(part):
-            forms += [quoted(value if isinstance(value, str) else json.dumps(value)) for value in listed]
+            forms += [_sequence(quoted(_listed_text(value)), closing) for value in listed]
+        elif "string" in types_of(part, schema) and not _lists_values(part):
+            forms.append(rules.free_text(end))
         else:
-            forms.append(rules.schema(_with_definitions(tool, part), field))
+            forms.append(_sequence(rules.schema(_with_definitions(tool, part), field), closing))
     return forms
+
+
+def _listed_text(value: Any) -> str:
+    """Return a listed value as tags have it: a string without quotes, any other value in JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _typed(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) -> list[str]:
@@ -231,8 +238,10 @@ def _typed(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) -> list[
     schema, forms = _part_schema(tool, key), []
     for part in alternatives(schema, schema):
         if listed := fixed_values(part):
-            texts = [(value if isinstance(value, str) else json.dumps(value), json_type(value)) for value in listed]
-            forms += [rules.text(f"{tags.parameter_begin(key, kind)}{text}{tags.value_end}") for text, kind in texts]
+            forms += [
+                rules.text(f"{tags.parameter_begin(key, json_type(value))}{_listed_text(value)}{tags.value_end}")
+                for value in listed
+            ]
             continue
         types = types_of(part, schema) or _ANY_TYPE
         for kind in sorted(types - ({"integer"} if "number" in types else set())):
@@ -277,8 +286,7 @@ class _Elements:
         for part in alternatives(schema, root) or [schema]:
             kinds, items, properties = types_of(part, root), part.get("items"), part.get("properties")
             if listed := fixed_values(part):
-                texts = (value if isinstance(value, str) else json.dumps(value) for value in listed)
-                forms += [_sequence(quoted(text), closing) for text in texts]
+                forms += [_sequence(quoted(_listed_text(value)), closing) for value in listed]
                 continue
             if "array" in kinds and isinstance(items, dict) and "prefixItems" not in part:
                 bounds = f"{{{part.get('minItems', 0)},{part.get('maxItems', '')}}}"
