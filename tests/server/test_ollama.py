@@ -258,6 +258,13 @@ def test_a_pull_without_a_hub_says_so_in_one_line(server: RunningServer) -> None
     assert "cannot be reached" in last
 
 
+@pytest.mark.parametrize("name", ["default", "scripted", "scripted:latest"])
+def test_a_pull_of_a_served_name_needs_no_hub(server: RunningServer, name: str) -> None:
+    """mem0 and others pull a name that ``/api/tags`` does not show, and ``default`` is none of its names."""
+    assert client(server).pull(name).status == "success"
+    assert [line.status for line in client(server).pull(name, stream=True)] == ["success"]
+
+
 def test_several_calls_have_an_index_each(server: RunningServer) -> None:
     """Clients that join the parts of a stream tell calls by it."""
     twice = f"{CALL}\n{CALL}"
