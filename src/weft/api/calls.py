@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """One request that is being answered. ``decoder`` makes text of the tokens. ``stops_of``: stop strings of an
-    answer, as for ``Choice``. ``choices``: empty until the engine has accepted the request."""
+    """One request that is being answered. ``decoder`` makes text of the tokens. ``stops_of``: returns the stop
+    strings of an answer, as ``Choice`` takes them. ``choices``: empty until the engine has accepted the request."""
 
     def __init__(
-        self,
-        request: Request,
-        decoder: TextDecoder,
-        stops_of: Callable[[SamplingParams], Stops | None] = lambda sampling: None,
+        self, request: Request, decoder: TextDecoder, stops_of: Callable[[SamplingParams], Stops | None] | None = None
     ) -> None:
         self.request = request
         self.decoder = decoder
@@ -127,8 +124,9 @@ class CallTable:
         with self.turn.take():
             request = call.request
             self._core.submit(request)
+            stops_of = call.stops_of or (lambda sampling: None)
             call.choices = [
-                Choice(index, call.decoder, request.sampling, request.prompt_tokens, call.stops_of(request.sampling))
+                Choice(index, call.decoder, request.sampling, request.prompt_tokens, stops_of(request.sampling))
                 for index in range(request.sampling.n)
             ]
             self._calls[request.request_id] = call
