@@ -1,4 +1,4 @@
-"""Halves of surrogate pairs in JSON texts: ``"\\ud83d"`` without its second half is no character.
+"""Halves of surrogate pairs in JSON texts: ``"\\ud83d"`` without its second half is not a character.
 
 Agents cut the output of tools in the middle of an emoji, and send that text again with every later turn, so a server
 that refuses it ends the session. Go and browsers read it as U+FFFD.
