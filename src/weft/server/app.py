@@ -31,6 +31,7 @@ from weft.server.anthropic.protocol import ANTHROPIC_VERSION, CountTokensBody, a
 from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
+from weft.server.cohere import COHERE_EMBED
 from weft.server.completions import COMPLETIONS
 from weft.server.decisions import DECISIONS, SYSTEM_ONE
 from weft.server.edge import EdgeError
@@ -172,6 +173,7 @@ _WAYS = {
     "completions": COMPLETIONS,
     "messages": MESSAGES,
     "embeddings": EMBEDDINGS,
+    "cohere_embed": COHERE_EMBED,
     **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
     **dict.fromkeys(("score", "plain_score"), SCORE),
     "classify": CLASSIFY,

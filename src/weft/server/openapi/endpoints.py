@@ -21,6 +21,7 @@ from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
 from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
+from weft.server.cohere import CohereEmbedBody, CohereEmbeddings
 from weft.server.completions import CompletionResponse
 from weft.server.decisions import DecisionAnswers, DecisionBody, SystemOneAnswers, SystemOneBody
 from weft.server.ollama import protocol as ollama
@@ -450,6 +451,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              errors=(404, 413, 422)),
     Endpoint(operation="embeddings", method="POST", path="/v1/embeddings", group="Embed and rank",
              text="The embeddings of texts or token ids.", body=EmbeddingBody, answer=EmbeddingList,
+             errors=(404, 413, 422)),
+    Endpoint(operation="cohere_embed", method="POST", path="/v2/embed", group="Embed and rank",
+             text="The embeddings of texts, in Cohere's form.", body=CohereEmbedBody, answer=CohereEmbeddings,
              errors=(404, 413, 422)),
     Endpoint(operation="rerank", method="POST", path="/v1/rerank", group="Embed and rank",
              text="Documents, ranked by their relevance to a query.", body=RerankBody, answer=RerankAnswer,
