@@ -104,6 +104,17 @@ def test_a_stream_has_the_reasoning_in_its_own_deltas(server: RunningServer) -> 
     assert (found["reasoning"], found["content"], found["reason"]) == ("hm ü", "Yes <think>.", "stop")
 
 
+def test_stop_strings_end_the_answer_and_not_the_reasoning(server: RunningServer) -> None:
+    say, stop = "<think>\nQuestion: 2?\n\nSo 4.\n</think>\n\nIt is 4.\n\nQuestion: 3?", ["Question:", "</think>"]
+    choice = chat(server, say, stop=stop).choices[0]
+    assert choice.message.content == "It is 4.\n\n"
+    assert choice.message.model_extra["reasoning"] == "Question: 2?\n\nSo 4."
+    assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", "Question:")
+    found = gathered(chat(server, say, stop=stop, stream=True))
+    assert (found["content"], found["reasoning"]) == ("It is 4.\n\n", "Question: 2?\n\nSo 4.")
+    assert chat(server, say, stop="\n\n").choices[0].message.content == "It is 4."
+
+
 def test_reasoning_can_be_left_out(server: RunningServer) -> None:
     leave_out = {"extra_body": {"include_reasoning": False}}
     answer = chat(server, "<think>hm</think>Yes.", **leave_out)

@@ -176,6 +176,11 @@ class MessageReader:
     def is_undecided(self) -> bool:
         return self.kind in ("before", "header")
 
+    @property
+    def held_chars(self) -> int:
+        """Number of characters at the end of the text so far that are not classified yet."""
+        return len(self._held)
+
     def push(self, text: str) -> list[Thought | str | CallDelta]:
         self._held += text
         self.has_thought = self.kind == "reasoning"
