@@ -137,6 +137,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
+    app.state.edge_limits = service.edge.limits
     return Gate(
         app,
         keys=keys,

@@ -27,7 +27,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import RequestError, WeftError
-from weft.server.connection import WRITE_PART
+from weft.server.connection import WRITE_PART, body_too_large
+from weft.server.content_coding import coding_of, pieces
+from weft.server.edge import EdgeLimits
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.protocol import LARGE_BODY_BYTES, Unserved
@@ -338,9 +340,10 @@ async def answer_job(
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
-    """Return the body. Raise WrongMediaTypeError; ClientGoneError if the client left; the refusals of ``BodyChecker``.
-    ``connection`` bounds the size. ``undeclared``: whether another content type is accepted, as ``curl -d`` sends
-    one."""
+    """Return the body, as it was before a client compressed it. Raise WrongMediaTypeError; ClientGoneError if the
+    client left; the refusals of ``BodyChecker``. ``connection`` bounds the size. ``undeclared``: whether another
+    content type is accepted, as ``curl -d`` sends one."""
+    coding = coding_of(request.headers.get("content-encoding", ""))
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
@@ -357,6 +360,8 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
         if not message.get("more_body", False):
             break
     raw = b"".join(parts)
+    if coding:
+        raw = await unless_gone(_uncompressed(request, raw, coding), request.receive)
     tenant = tenant_of(request)
     if tenant is not None:
         request.scope["state"]["body_bytes"] = len(raw)  # released by the gate
@@ -367,6 +372,24 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     if len(raw) > LARGE_BODY_BYTES:
         await unless_gone(checker.check(raw), request.receive)
     return raw
+
+
+async def _uncompressed(request: Request, raw: bytes, coding: str) -> bytes:
+    """Return the content of a compressed body. The request's headers are then those of the content, for a process to
+    which it is forwarded."""
+    limits: EdgeLimits = request.app.state.edge_limits
+    parts, size_bytes = [], 0
+    async for piece in pieces(raw, coding):
+        size_bytes += len(piece)
+        if size_bytes > limits.body_bytes:
+            raise body_too_large(limits, size_bytes)
+        refusal = request.scope["state"]["body_lease"].grow(len(piece))
+        if refusal is not None:
+            raise refusal
+        parts.append(piece)
+    headers = [row for row in request.scope["headers"] if row[0] not in (b"content-encoding", b"content-length")]
+    request.scope["headers"] = [*headers, (b"content-length", b"%d" % size_bytes)]
+    return b"".join(parts)
 
 
 def uncount(request: Request) -> None:

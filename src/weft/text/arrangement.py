@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from weft.errors import RequestError
+from weft.text.surrogates import whole_characters
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.writing import calls_text
 
@@ -415,7 +416,8 @@ def argument_object(arguments: Any) -> dict[str, Any]:
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        is_text = isinstance(arguments, str)
+        value = json.loads(whole_characters(arguments.encode("utf-8", "surrogatepass"))) if is_text else arguments
     except ValueError:
         value = arguments
     except RecursionError:

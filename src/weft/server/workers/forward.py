@@ -19,7 +19,9 @@ from weft.server.sse import ClientGoneError, Handler, uncount
 OWN_GROUPS = frozenset({"Generate", "Ollama", "Responses", "Tokens", "Models"})
 OWN_OPERATIONS = frozenset({"version", "openapi"})
 """Endpoints that a worker answers; the groups are those of ``openapi.endpoints``."""
-_PASSED_HEADERS = frozenset({"authorization", "x-api-key", "content-type", "content-length", "accept"})
+_PASSED_HEADERS = frozenset(
+    {"authorization", "x-api-key", "content-type", "content-encoding", "content-length", "accept"}
+)
 _CONNECT_S = 5.0
 
 
