@@ -27,7 +27,7 @@ _MOST = {"num_hidden_layers": 10_000}
 _SHOWN_CHARS = 200
 
 
-_DTYPES = {name: name for name in get_args(DTypeName)} | {"half": "float16", "float": "float32"}
+_DTYPES: dict[str, DTypeName] = {name: name for name in get_args(DTypeName)} | {"half": "float16", "float": "float32"}
 """Names of dtypes that torch has, and weft computes in."""
 _STORED_ONLY = ("auto", "float64", "double", "float8_e4m3fn", "float8_e5m2")
 """Names of dtypes in which weights are only stored, and the one that leaves the choice to the tensors."""
@@ -143,7 +143,7 @@ class ConfigKeys:
                     return None
                 if name not in _DTYPES:
                     fail(key, value, f"the dtypes served are {', '.join(get_args(DTypeName))}")
-                return _DTYPES[name]  # type: ignore[return-value]  # all are such names
+                return _DTYPES[name]
         return None
 
     def limits(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
