@@ -260,7 +260,7 @@ CHAT = Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat)
 def chat_turn(body: ChatBody) -> ChatTurn:
     """Return the turn of ``body``. Raise RequestError for fields that exclude each other."""
     refuse_stream_fields(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
         raise RequestError(
