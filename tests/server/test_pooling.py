@@ -250,7 +250,7 @@ def test_texts_are_embedded_in_the_words_of_cohere(server: RunningServer) -> Non
         (long, "limit is 512"),
         ({}, "texts or inputs"),
         ({"texts": []}, "empty list"),
-        ({**body, "embedding_types": ["int8"]}, "ubinary"),
+        ({**body, "embedding_types": ["int8"]}, "'int8'"),
         ({**body, "truncate": "START"}, "'END'"),
         ({**body, "max_tokens": 4}, "truncate END"),
         ({"images": ["data:image/png;base64,AA"]}, "reads texts"),

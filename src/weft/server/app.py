@@ -349,7 +349,7 @@ class _Handlers:
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
-        store = replicas.read_flag(request, "store", "true")
+        store = replicas.read_flag(request.query_params, "store", True)
         await asyncio.gather(*(fleet.engines.flush_cache(store=store) for _, fleet in self._service.models.fleets))
         self._looks.clear()
         return await self.cache(request)
