@@ -18,14 +18,14 @@ from secrets import token_hex
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError, WeftError
+from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.generation import Usage
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, ChatReasoning, refuse_stream_fields, stream_usage
 from weft.server.service import Service
-from weft.server.sse import DONE, Way, failure_lines, sse_line
+from weft.server.sse import DONE, StreamedJob, Way, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.current_request import note_ignored
@@ -111,7 +111,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 _encoder = msgspec.json.Encoder()
 
 
-class ChatJob:
+class ChatJob(StreamedJob):
     """One request to /v1/chat/completions, prepared: ``generation`` is ready to start."""
 
     def __init__(self, turn: PreparedTurn, body: ChatBody) -> None:
@@ -166,9 +166,6 @@ class ChatJob:
 
     async def end(self) -> bytes:
         return self._line([]) + DONE if self._last_usage else DONE
-
-    def failed(self, error: WeftError) -> bytes:
-        return failure_lines(error)
 
     def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
         chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)

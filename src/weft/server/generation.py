@@ -63,6 +63,27 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the weights that computed the last token, if an update named it."""
 
 
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``cache_write_tokens`` is always 0: every prefix is cached, at no cost."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """``Usage`` under the names of /v1/responses and /v1/decisions, which counts the prompts of all questions."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``shown_ids``: special tokens that stay in the text of an answer.

@@ -19,7 +19,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -275,19 +275,23 @@ class Job(Protocol):
 
 
 class StreamedJob(Job, Protocol):
-    """A job whose answer may be streamed."""
+    """Base of a job whose answer may be streamed."""
 
     def begin(self) -> bytes:
-        """Return the lines in front of the first piece."""
+        """Return the lines before the first piece."""
+        return b""
 
+    @abstractmethod
     def part(self, pieces: list[Piece]) -> bytes:
         """Return the lines of the next pieces, if any."""
 
     async def end(self) -> bytes:
         """Return the lines after the last piece."""
+        return b""
 
     def failed(self, error: WeftError) -> bytes:
         """Return the lines of an error that ends the answer."""
+        return failure_lines(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +421,17 @@ def owner_of(request: Request) -> str:
     return "" if tenant is None else tenant.owner
 
 
-def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
+class Page(msgspec.Struct, Generic[T], kw_only=True):
+    """A part of a list. ``first_id``, ``last_id``: null if the part is empty."""
+
+    object: str = "list"
+    data: list[T]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def page_of(listed: Sequence[T], request: Request, id_of: Callable[[T], str]) -> Page[T]:
     """Return the part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raise RequestError."""
     query = request.query_params
     limit_text = query.get("limit", str(PAGE_DEFAULT))
@@ -432,13 +446,12 @@ def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]
             raise RequestError(f"after is {after[:100]!r}, which is not one of the listed ids", param="after")
         begin = ids.index(after) + 1
     end = min(begin + limit, len(ids))
-    return {
-        "object": "list",
-        "data": listed[begin:end],
-        "has_more": end < len(ids),
-        "first_id": ids[begin] if begin < end else None,
-        "last_id": ids[end - 1] if begin < end else None,
-    }
+    return Page(
+        data=list(listed[begin:end]),
+        has_more=end < len(ids),
+        first_id=ids[begin] if begin < end else None,
+        last_id=ids[end - 1] if begin < end else None,
+    )
 
 
 def json_response(value: Any, status: int = 200) -> Response:

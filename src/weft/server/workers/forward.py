@@ -22,6 +22,7 @@ OWN_OPERATIONS = frozenset({"version", "openapi"})
 _PASSED_HEADERS = frozenset(
     {"authorization", "x-api-key", "content-type", "content-encoding", "content-length", "accept"}
 )
+_ANSWER_HEADERS = ("content-type", "content-length", "content-disposition", "retry-after", "allow", "x-weft-ignored")
 _CONNECT_S = 5.0
 
 
@@ -57,7 +58,7 @@ def forward_handler(socket: str) -> Handler:
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"the supervisor of this server does not answer: {error}") from None
         response = StreamingResponse(answer.aiter_raw(), answer.status_code)
-        for name in ("content-type", "content-length", "content-disposition", "retry-after", "allow"):
+        for name in _ANSWER_HEADERS:
             if name in answer.headers:
                 response.headers[name] = answer.headers[name]
         return response
