@@ -17,6 +17,7 @@ from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.models import loading
 from weft.models.generation import read_generation_defaults
 from weft.models.loading import load_model
+from weft.models.safetensors_header import all_stored
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -279,6 +280,19 @@ def test_a_fault_in_a_shard_names_the_shard(tmp_path: Path) -> None:
     failure(tmp_path, "index.json", UP, shard.name)
     shard.unlink()
     failure(tmp_path, str(shard), "missing", "index.json")
+
+
+def test_of_two_sets_of_weights_the_complete_index_is_read(tmp_path: Path) -> None:
+    """mlx-vlm 1464: a quantised model.safetensors next to the shards of the model."""
+    make_checkpoint(tmp_path, "qwen3_5", max_shard_size="200KB")
+    save_file({"another.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path)
+    assert any("model.safetensors is not read" in line for line in loaded.warnings)
+    shard = tmp_path / json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"][UP]
+    assert {tensor.name for tensor in all_stored(tmp_path)} >= {UP}, "plans count what is loaded"
+    shard.unlink()  # the index of shards that one file replaced
+    failure(tmp_path, str(tmp_path / "model.safetensors"), "missing")
+    assert [tensor.name for tensor in all_stored(tmp_path)] == ["another.weight"]
 
 
 def test_weights_in_one_file_of_another_name_are_found(directory: Path) -> None:
