@@ -287,7 +287,7 @@ def _thinks(body: ChatBody) -> bool | None:
     ``{"type": "disabled"}``; any other form is reported as ignored."""
     kind = body.thinking.get("type") if isinstance(body.thinking, dict) else None
     if kind in ("enabled", "disabled"):
-        return kind == "enabled"
+        return bool(kind == "enabled")
     if body.thinking is not None and kind not in ("adaptive", "auto"):
         note_ignored("thinking")
     return None
