@@ -184,8 +184,14 @@ def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
     step = max(1, _DECODED_BYTES // max(1, by_row.shape[1]))
     blocks = by_row.cpu().numpy()
     for first in range(0, by_row.shape[0], step):
-        with np.errstate(all="ignore"):
-            values[first : first + step] = torch.from_numpy(dequantize(blocks[first : first + step], kind))
+        try:
+            with np.errstate(all="ignore"):
+                values[first : first + step] = torch.from_numpy(dequantize(blocks[first : first + step], kind))
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which weft does not decode",
+                param="model",
+            ) from None
     if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
         raise _not_finite(stored)
     return values.to(by_row.device)
