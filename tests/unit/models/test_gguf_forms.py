@@ -98,11 +98,13 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pyt
         load_model(resolve_model(file), "float32")
 
 
-def test_a_form_that_nothing_decodes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_of_inputs_is_refused_with_the_name_of_the_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = make_checkpoint(tmp_path / "wide", "lfm2", **WIDE)
     file = write_gguf(source, tmp_path / "a.gguf", types={"blk.": GGMLQuantizationType.Q8_K})
-    with pytest.raises(CheckpointError, match="is stored as Q8_K, which weft does not decode"):
+    with pytest.raises(CheckpointError, match="is stored as Q8_K, which is not a form of weights"):
         load_model(resolve_model(file), "float32")
 
 
