@@ -5,14 +5,15 @@
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
 // rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
-//     piece    4 to 16 tiles of W, and up to 256 rows of x
+//     piece    4 to 16 tiles of W, and up to 512 rows of x
 //     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
 //              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
 //
-// All tiles of a piece take a chunk before the next one: 256 KB of x and 256 KB of sums stay in the L2 cache. With 4,608
-// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time. With
-// 512 rows in a piece some of its 1.3 MB did: 1.1 to 1.25 times the time, though 12 bits are unpacked half as often.
-// After the last chunk a pair of blocks is written at once.
+// All tiles of a piece take a chunk before the next one. Up to 1 MB of x stays in the L2 cache from piece to piece, with
+// the sums and the output of 4 tiles. Of wider rows only a chunk stays, 512 KB, for 16 tiles: with 4,608 columns and
+// whole rows at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles, which was twice the time. With 256
+// rows W comes out of memory twice as often, 1.15 to 1.25 times the time. After the last chunk a pair of blocks is
+// written, a few rows at each step of the next pair.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
 //
@@ -42,11 +43,11 @@ constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
 constexpr int64_t kAheadLines = 2;           // of the next chunk for a step: 4 were slower for 128 rows of 4608 columns
-constexpr int64_t kMatrixPartRows = 256;     // of a piece; W is read and unpacked for each
+constexpr int64_t kMatrixPartRows = 512;     // of a piece; W is read and unpacked for each
 constexpr int64_t kCodePartBytes = 1 << 20;  // bytes of x in a piece of codes
 constexpr int64_t kCodePartRows = 128;       // least rows of a part of codes
-// Tiles of a piece with enough of them for the threads: more where x does not stay in the L2 cache for the next piece.
-constexpr int64_t kTiles = 8, kWideTiles = 16, kWideBytes = 1 << 20;
+// Tiles of a piece with enough of them for the threads: few where all of its x stays in the L2 cache for the next piece.
+constexpr int64_t kTiles = 4, kWideTiles = 16, kWideBytes = 1 << 20;
 
 struct alignas(64) Line {
   uint16_t numbers[32];
@@ -225,36 +226,76 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
 
 // A pair of blocks of x times ``count`` tiles of W, of which the first is ``tile``.
 struct PairOfBlocks {
-  const PieceOutput<bf16>& output;
+  const PieceOutput<bf16>* output;
   int64_t first, last;  // rows of x
   int64_t tile;
   int count;
+  const float* sums;
+  const float* gates;  // sums of the gates of the same numbers, or null
 
   // Prefetches the lines that ``write`` needs while the unit multiplies.
   void fetch_outputs() const {
-    for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.line(row, tile), 1, 3);
+    for (int64_t row = first; row < last; ++row) __builtin_prefetch(output->line(row, tile), 1, 3);
   }
-  // ``gates``: sums of the gates of the same numbers, or null.
-  void write(const float* sums, const float* gates) const {
-    count == 2 ? write_rows<2>(sums, gates) : write_rows<1>(sums, gates);
+  // Writes rows [first, last) of these.
+  void write(int64_t from, int64_t to) const {
+    if (count == 2 && !gates && has_bf16_dot() && output->plain(tile)) return write_normal(from, to);
+    count == 2 ? write_rows<2>(from, to) : write_rows<1>(from, to);
   }
 
  private:
+  // Of the sums of a row and of its first tile; the second tile's are kSumNumbers on.
+  int64_t sums_of(int64_t row) const {
+    return (row - first) / kTileSide * count * kSumNumbers + (row - first) % kTileSide * kTile;
+  }
+  WEFT_BF16 void write_normal(int64_t from, int64_t to) const {  // the unit makes no denormal numbers
+    for (int64_t row = from; row < to; ++row)
+      output->write_normal(row, tile, sums + sums_of(row), sums + sums_of(row) + kSumNumbers);
+  }
   template <int COUNT>
-  void write_rows(const float* sums, const float* gates) const {
-    for (int64_t row = first; row < last; ++row) {
-      const int64_t block = (row - first) / kTileSide, in_block = (row - first) % kTileSide;
-      const int64_t from = block * COUNT * kSumNumbers + in_block * kTile;
+  void write_rows(int64_t from, int64_t to) const {
+    for (int64_t row = from; row < to; ++row) {
       f32x16 of_tiles[COUNT];
       for (int t = 0; t < COUNT; ++t) {
-        of_tiles[t] = load(sums + from + t * kSumNumbers);
+        const int64_t at = sums_of(row) + t * kSumNumbers;
+        of_tiles[t] = load(sums + at);
         if (gates)  // rounded where a product, silu and their product by themselves are
-          of_tiles[t] =
-              rounded<bf16>(silu(rounded<bf16>(load(gates + from + t * kSumNumbers)))) * rounded<bf16>(of_tiles[t]);
+          of_tiles[t] = rounded<bf16>(silu(rounded<bf16>(load(gates + at)))) * rounded<bf16>(of_tiles[t]);
       }
-      output.write<COUNT>(row, tile, of_tiles);
+      output->write<COUNT>(row, tile, of_tiles);
     }
   }
+};
+
+// The last pair whose sums are complete, to be written while the unit multiplies the next one: some rows at each step. 512
+// rows by 1024 columns take 0.92 of the time of writing each pair after its product, with SwiGLU 0.88.
+class WrittenBetween {
+ public:
+  void begin(const PairOfBlocks& pair) {
+    pair_ = pair;
+    waits_ = true;
+  }
+  // Of a block of ``steps`` steps, which then has written all of the pair.
+  Between between(int64_t steps) {
+    if (!waits_) return {};
+    waits_ = false;
+    rows_ = (pair_.last - pair_.first + steps - 1) / steps;
+    return {[](const void* of, int64_t step) { static_cast<const WrittenBetween*>(of)->write(step); }, this};
+  }
+  void end() {
+    if (waits_) pair_.write(pair_.first, pair_.last);
+    waits_ = false;
+  }
+
+ private:
+  void write(int64_t step) const {
+    const int64_t from = pair_.first + step * rows_, to = from + rows_;
+    if (from < pair_.last) pair_.write(from, to < pair_.last ? to : pair_.last);
+  }
+
+  PairOfBlocks pair_ = {};
+  int64_t rows_ = 0;  // of a step
+  bool waits_ = false;
 };
 
 // Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end): a chunk of columns for all tiles, then the next
@@ -272,6 +313,7 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
   const TileKernels& unit = tile_kernels();
   const PieceOutput<bf16> output(args, first, last, tile, end);
   const UnitInUse in_use(unit);
+  WrittenBetween written;
   for (; tile < end; tile += 2 * outputs) {
     std::optional<TileChunks> weights[kWideTiles / 2];
     for (int64_t two = 0; two < together; ++two) {
@@ -290,8 +332,13 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
         float* const of_tiles = sums + two * sums_of_two;
         for (int64_t pair = 0; pair < pairs; ++pair) {
           const int64_t row = first + pair * 2 * kTileSide, at = pair * 4 * kSumNumbers;
-          const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last,
-                                     tile + 2 * (two - gates), w.count()};
+          const PairOfBlocks rows = {&output,
+                                     row,
+                                     row + 2 * kTileSide < last ? row + 2 * kTileSide : last,
+                                     tile + 2 * (two - gates),
+                                     w.count(),
+                                     of_tiles + at,
+                                     gates ? of_tiles - gates * sums_of_two + at : nullptr};
           if (is_written) rows.fetch_outputs();
           Ahead ahead = {};
           if (pairs > 1 && next)
@@ -305,12 +352,14 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
                        .w_tiles = w.count(),
                        .first = begin == 0,
                        .sums = of_tiles + at,
-                       .ahead = ahead});
-          if (is_written) rows.write(of_tiles + at, gates ? of_tiles - gates * sums_of_two + at : nullptr);
+                       .ahead = ahead,
+                       .between = written.between(steps)});
+          if (is_written) written.begin(rows);
         }
       }
     });
   }
+  written.end();
 }
 #endif
 

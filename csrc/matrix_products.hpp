@@ -81,7 +81,7 @@ int64_t tiles_of_piece(const LinearArgs* products, int64_t count, int64_t most_r
   }
   if (in_tiles(weight.form) || rows <= 2 * kTileSide) return kOutTiles;
   const bool wide = (rows < most_rows ? rows : most_rows) * weight.in * 2 > kWideBytes;
-  const int64_t most = wide && !products[0].gated ? kWideTiles : kTiles;
+  const int64_t most = !wide ? kTiles : products[0].gated ? kWideTiles / 2 : kWideTiles;
   const int64_t fair = (columns_of(products[0]) + kTile - 1) / kTile * parts / (4 * threads) / kOutTiles * kOutTiles;
   return fair < kOutTiles ? kOutTiles : fair < most ? fair : most;
 }

@@ -35,6 +35,14 @@ struct Ahead {
   int64_t lines = 0;
 };
 
+// Work for vectors while the unit multiplies: work(of, step) once for each step of a block, before its sums are stored.
+// A core's vectors wait only for numbers they use, but it looks no further ahead than some 500 instructions, so work after
+// a block would wait for all of it.
+struct Between {
+  void (*work)(const void* of, int64_t step) = nullptr;
+  const void* of = nullptr;
+};
+
 // Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums are [x_tiles][w_tiles][16][16].
 struct HalfBlock {
   const uint16_t* x;           // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
@@ -45,6 +53,7 @@ struct HalfBlock {
   bool first;  // sums begin at zero
   float* sums;
   Ahead ahead;
+  Between between;
 };
 
 // As HalfBlock, in signed bytes: a step has 64 columns. Sums begin at zero.

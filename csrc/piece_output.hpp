@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels.hpp"
+#include "linear_inputs.hpp"
 #include "pool.hpp"
 #include "simd.hpp"
 
@@ -54,12 +55,27 @@ class PieceOutput {
                    left);
       }
     }
-    if (staged_ && (tile + COUNT - tile_) * kTile == width_) stream(row);
+    end_of_row<COUNT>(row, tile);
   }
+
+  // ``write`` of two tiles' sums, none of which is a denormal number: the instruction takes those for zeros. Only where
+  // ``has_bf16_dot`` and ``plain`` (0.9 of a product's time: 512 rows, 1024 columns).
+  WEFT_BF16_PART void write_normal(int64_t row, int64_t tile, const float* first, const float* second) const {
+    const __m512bh halves = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
+    std::memcpy(line(row, tile), &halves, sizeof halves);
+    end_of_row<2>(row, tile);
+  }
+
+  // Whether two tiles from ``tile`` on have all their columns, and no bias.
+  bool plain(int64_t tile) const { return !args_.bias && columns_ >= (tile + 2) * kTile; }
 
  private:
   static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20, kNumberBytes = sizeof(T);
 
+  template <int COUNT>
+  WEFT_INLINE void end_of_row(int64_t row, int64_t tile) const {
+    if (staged_ && (tile + COUNT - tile_) * kTile == width_) stream(row);
+  }
   T* out(int64_t row, int64_t tile) const { return static_cast<T*>(args_.out) + row * columns_ + tile * kTile; }
   void stream(int64_t row) const {
     T *const from = line(row, tile_), *const to = out(row, tile_);

@@ -8,7 +8,7 @@
 // they must not push those of W out of the L1 cache, which are there for the next rows. A tile is loaded for the next step
 // as soon as its last product was issued, and each sum is stored after its last product (0.95 of the time of a step that
 // begins with its loads: 512 rows, 1024 columns). Meanwhile lines of the next chunk of W are fetched into the L2 cache,
-// a few at each step (decision 0045 has the times).
+// a few at each step, and vectors do a part of other work (decision 0045 has the times).
 #pragma once
 
 #include "matrix_unit.hpp"
@@ -38,6 +38,7 @@ void half_block(const HalfBlock& block) {
     if constexpr (X == 2) Tiles::template load<2>(sums + W * kSumNumbers);
     if constexpr (X == 2 && W == 2) Tiles::template load<3>(sums + 3 * kSumNumbers);
   }
+  const Between between = block.between;
   for (int64_t step = 1; step < block.steps; ++step) {
     x += kNumbers;
     w += kNumbers;
@@ -50,7 +51,9 @@ void half_block(const HalfBlock& block) {
     if constexpr (X == 2) Tiles::template load_passing<5>(x + block.x_stride);
     if constexpr (W == 2) Tiles::template load<7>(w + block.w_stride);
     for (const char* const end = ahead + lines * 64; ahead < end; ahead += 64) Tiles::fetch(ahead);
+    if (between.work) between.work(between.of, step - 1);
   }
+  if (between.work) between.work(between.of, block.steps - 1);
   Tiles::template dot_halves<0, 4, 6>();
   Tiles::template store<0>(sums);
   if constexpr (W == 2) Tiles::template dot_halves<1, 4, 7>();

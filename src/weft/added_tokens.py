@@ -20,7 +20,7 @@ Source: ``TokenizersBackend`` and ``from_pretrained`` of transformers 5.24.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,10 @@ def read_next_to(directory: Path) -> NextTo:
     for names in (own, extra):
         config = config | (dict(names) if isinstance(names, Mapping) else {})
     named = dict.fromkeys(_FIRST_NAMES) | config
-    tokens = {key: entry for key, value in named.items() if _is_name(key) and (entry := _entry(value, special=True))}
-    special = [*tokens.values(), *_entries(extra if isinstance(extra, list) else [])]
+    values = {key: value for key, value in named.items() if key.endswith("_token")}
+    tokens = {key: entry for key, value in values.items() if (entry := _entry(value, special=True))}
+    unnamed = extra if isinstance(extra, list) else []
+    special = [*tokens.values(), *(entry for value in unnamed if (entry := _entry(value, special=True)))]
     if not isinstance(listed, Mapping):
         marked = {entry["content"] for entry in special}
         stated = {
@@ -166,14 +168,6 @@ def _next_id(ids: Mapping[str, int], vocab_size: int) -> int:
 
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
-
-
-def _is_name(key: str) -> bool:
-    return key.endswith("_token")
-
-
-def _entries(values: list[Any]) -> Iterator[Entry]:
-    return (entry for value in values if (entry := _entry(value, special=True)))
 
 
 def _entry(value: Any, *, special: bool = False) -> Entry | None:

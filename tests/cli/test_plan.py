@@ -204,6 +204,19 @@ def test_a_quantised_checkpoint_is_planned_in_its_form(capsys: pytest.CaptureFix
     assert found["arena"] == plain["arena"]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_form_that_modelopt_states_elsewhere_is_planned(
+    apart: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a file of its own, or in config.json as that file has it."""
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    inside = {} if apart else {"quantization_config": {"quant_method": "modelopt", **settings}}
+    directory = directory_of("Qwen3.5-4B", tmp_path, **inside)
+    if apart:
+        (directory / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert data(capsys, str(directory), "--arena", "8GiB", "--twelve-bit")["weights"]["form"] == "nvfp4 as int4 codes"
+
+
 @pytest.mark.parametrize(
     ("settings", "on_a_cpu", "on_a_gpu"),
     [

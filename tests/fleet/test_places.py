@@ -23,8 +23,7 @@ from weft.fleet.places import (
     usable_core_numbers,
     visible_gpus,
 )
-from weft.rpc.client import HostShare
-from weft.rpc.messages import RecordingTarget
+from weft.rpc.messages import HostShare, RecordingTarget
 
 
 def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:

@@ -14,6 +14,7 @@ import torch
 from tests.gpu.steps import on_device, strided_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
+from weft.families.mixers.delta import GatedDelta
 from weft.families.mixers.feed_forward import Experts
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear
@@ -58,11 +59,7 @@ def net(dtype: torch.dtype, device: torch.device) -> GatedDeltaWeights:
         dt_bias_H=noise(HEADS, seed=3).to(device),
         norm_V=torch.ones(1),
         norm_eps=1e-6,
-        k_heads=1,
-        heads=HEADS,
-        k_dim=24,
-        v_dim=42,
-        beta_scale=2.0,
+        shape=GatedDelta(1, HEADS, 24, 42, 4, 2.0),
     )
 
 

@@ -12,6 +12,8 @@ from tests.gpu.recurrences import RECURRENCES, RELEASED_MAMBA2, WIDE_MAMBA1, Rec
 from tests.gpu.steps import on_device
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.mamba import Mamba2
 from weft.tensor import gpu
 from weft.tensor.inputs import TapPoint
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, gated_delta_layer, mamba2_layer
@@ -201,10 +203,7 @@ def gated_delta_net(device: torch.device) -> Net:
         dt_bias_H=made(2, seed=3),
         norm_V=made(16, seed=4),
         norm_eps=1e-6,
-        k_heads=1,
-        heads=2,
-        k_dim=24,
-        v_dim=16,
+        shape=GatedDelta(1, 2, 24, 16, 4),
     )
     return gated_delta_layer, weights, 80 + 32 + 4, (80, 3), (2, 24, 16)
 
@@ -221,12 +220,7 @@ def mamba2_net(device: torch.device) -> Net:
         dt_bias_H=made(2, seed=5),
         norm_C=made(40, seed=6),
         norm_eps=1e-6,
-        gate_first=True,
-        heads=2,
-        groups=1,
-        head_dim=20,
-        state_dim=20,
-        dt_limit=(0.0, float("inf")),
+        shape=Mamba2(2, 20, 1, 20, 4, True, False, (0.0, float("inf"))),
     )
     return mamba2_layer, weights, 40 + 80 + 2, (80, 3), (2, 20, 20)
 

@@ -87,6 +87,12 @@ class RawClient:
             return False
         return True
 
+    def everything(self) -> bytes:
+        """Return all bytes until the server closes the connection. Raise TimeoutError."""
+        while self._read():
+            pass
+        return self._pending
+
     def _read(self) -> bool:
         with contextlib.suppress(ConnectionResetError):
             data = self.socket.recv(65536)

@@ -36,7 +36,7 @@ def deep_call(depth: int) -> dict[str, Any]:
         ("/v1/completions", b'{"prompt": "x", "prompt": "y"}', "'prompt' twice"),
         ("/v1/completions", b'{"prompt": "x", "a": [{"b": 1, "b": 2}]}', "'b' twice"),
         ("/v1/completions", b'{"prompt": "x", "a": ' + b"[" * 100_000, "nested too deeply"),
-        ("/v1/completions", b'{"prompt": "\\ud800"}', ""),
+        ("/v1/completions", b'{"prompt": "\\ud80"}', ""),
         ("/v1/chat/completions", json.dumps(deep_call(100_000)).encode(), "nested too deeply"),
     ],
 )

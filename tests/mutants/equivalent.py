@@ -125,8 +125,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("src/weft/engine/pictures.py", "WAITING_BYTES_MAX = 256 << 20", "WAITING_BYTES_MAX = 257 << 20", BOUND),
     (
         "src/weft/rpc/messages.py",
-        "class LoadAdapter(msgspec.Struct, frozen=True, tag=True):",
-        "class LoadAdapter(msgspec.Struct, frozen=False, tag=True):",
+        "class LoadAdapter(Question, frozen=True, tag=True):",
+        "class LoadAdapter(Question, frozen=False, tag=True):",
         FROZEN,
     ),
     (

@@ -15,6 +15,8 @@ from tests.ops.test_native import in_each_set, noise, pages
 from tests.ops.test_native_layers import SHAPES, states
 from tests.ops.test_tiled_linear import in_order
 from tests.support import fused_stages
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.mamba import Mamba2
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -89,11 +91,7 @@ def delta(dtype: torch.dtype) -> Block:
         noise(3, heads),
         noise(4, v_dim, dtype=dtype),
         1e-5,
-        k_heads,
-        heads,
-        k_dim,
-        v_dim,
-        1.0,
+        GatedDelta(k_heads, heads, k_dim, v_dim, 4),
     )
     return (
         channels + heads * v_dim + 2 * heads,
@@ -115,12 +113,7 @@ def mamba2(dtype: torch.dtype) -> Block:
         noise(6, heads),
         noise(4, inner, dtype=dtype),
         1e-5,
-        True,
-        heads,
-        groups,
-        head_dim,
-        state_dim,
-        (0.0, float("inf")),
+        Mamba2(heads, head_dim, groups, state_dim, 4, True, False, (0.0, float("inf"))),
     )
     return (
         inner + channels + heads,

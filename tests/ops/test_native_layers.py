@@ -12,6 +12,8 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
 from tests.support import naive_ops, native_ops
 from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.mamba import Mamba2
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
 from weft.tensor.ops import attention_layer as attention_parts
@@ -84,11 +86,7 @@ def test_a_gated_delta_layer_equals_its_parts(dtype: torch.dtype, beta_scale: fl
         noise(3, heads),
         noise(4, v_dim, dtype=dtype),
         1e-5,
-        k_heads,
-        heads,
-        k_dim,
-        v_dim,
-        beta_scale,
+        GatedDelta(k_heads, heads, k_dim, v_dim, 4, beta_scale),
     )
     made = noise(5, tokens_in(MIXED), channels + heads * v_dim + 2 * heads + 8, dtype=dtype)[:, 8:]
     window, state = states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)
@@ -116,12 +114,17 @@ def test_a_mamba2_layer_equals_its_parts(dtype: torch.dtype, gate_first: bool) -
         noise(6, heads),
         noise(4, inner, dtype=dtype),
         1e-5,
-        gate_first,
-        heads,
-        groups,
-        head_dim,
-        state_dim,
-        (0.0, float("inf")),
+        Mamba2(
+            heads,
+            head_dim,
+            groups,
+            state_dim,
+            4,
+            True,
+            False,
+            (0.0, float("inf")),
+            "gate_first" if gate_first else "gate_last",
+        ),
     )
     made = noise(5, tokens_in(MIXED), inner + channels + heads, dtype=dtype)
     window, state = states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)

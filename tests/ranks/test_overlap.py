@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.runner.plans import plan
 from weft.assemble import rank_process
-from weft.ranks.messages import RankClose, RankDirectory
+from weft.ranks.messages import RankCall, RankClose
 from weft.schedule.plan import StepPlan
 
 
@@ -54,7 +54,7 @@ PLANS = [replace(plan(), step=step) for step in range(3)]
 
 
 def test_a_rank_launches_the_next_step_before_it_waits_for_the_last() -> None:
-    log = followed(Device(), *PLANS, RankDirectory("elsewhere"), RankClose())
+    log = followed(Device(), *PLANS, RankCall("read_from", ("elsewhere",)), RankClose())
     assert log[:5] == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1"]
     assert log[5:] == ["wait 2", "directory"], "nothing is under way when a rank does something else"
 

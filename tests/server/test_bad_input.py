@@ -42,7 +42,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         b"\xff\xfe",
         b'{"prompt": "a",}',
         b'{"prompt": ' + b"[" * 5000,
-        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\\ud80"}',
     ],
 )
 def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes) -> None:
@@ -305,6 +305,9 @@ def test_what_asks_for_nothing_is_no_error(server: RunningServer) -> None:
         "reasoning_effort": "none",
         "n": 1,
         "echo": False,
+        "top_logprobs": 0,
+        "model": "",
+        "max_tokens": -1,
     }
     turns = [{"role": "user", "content": "say:a"}]
     assert server.post(CHAT, {"messages": turns, **nothing}).status_code == 200

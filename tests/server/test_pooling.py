@@ -224,6 +224,42 @@ def test_metrics_count_embeddings_as_prompts(server: RunningServer) -> None:
     assert eventually(lambda: server.metric("prompt_tokens_total", headers={"authorization": "Bearer one"}) > 0)
 
 
+def test_texts_are_embedded_in_the_words_of_cohere(server: RunningServer) -> None:
+    texts = ["one text", "another"]
+    vectors = [
+        one["embedding"]
+        for one in post(server, "/v1/embeddings", {"input": texts, "prompt_name": "query"}).json()["data"]
+    ]
+    body = {"texts": texts, "input_type": "search_query", "model": "embedder"}
+    answer = post(server, "/v2/embed", body | {"embedding_types": ["float", "base64", "ubinary", "binary"]}).json()
+    forms = answer["embeddings"]
+    assert forms["float"] == vectors
+    assert [list(struct.unpack(f"<{len(vectors[0])}f", base64.b64decode(text))) for text in forms["base64"]] == vectors
+    bits = [[int(number >= 0) for number in vector] for vector in vectors]
+    assert forms["ubinary"] == [np.packbits(row).tolist() for row in bits]
+    assert forms["binary"] == [[byte - 128 for byte in row] for row in forms["ubinary"]]
+    assert (answer["texts"], answer["response_type"]) == (texts, "embeddings_by_type")
+    assert answer["meta"]["billed_units"]["input_tokens"] > 0
+    parts = {"inputs": [{"content": [{"type": "text", "text": "one "}, {"type": "text", "text": "text"}]}]}
+    plain = post(server, "/v2/embed", parts | {"input_type": "clustering", "output_dimension": 8})
+    assert plain.headers["x-weft-ignored"] == "input_type"
+    assert len(plain.json()["embeddings"]["float"][0]) == 8
+    long = {"texts": ["x" * 900]}
+    assert post(server, "/v2/embed", long | {"truncate": "END"}).json()["truncated"] == [0]
+    for bad, said in (
+        (long, "limit is 512"),
+        ({}, "texts or inputs"),
+        ({"texts": []}, "empty list"),
+        ({**body, "embedding_types": ["int8"]}, "'int8'"),
+        ({**body, "truncate": "START"}, "'END'"),
+        ({**body, "max_tokens": 4}, "truncate END"),
+        ({"images": ["data:image/png;base64,AA"]}, "reads texts"),
+    ):
+        refused = post(server, "/v2/embed", bad)
+        assert refused.status_code == 400
+        assert said in refused.json()["error"]["message"]
+
+
 def test_documents_are_ranked_in_the_words_of_cohere_and_jina(scorer: RunningServer) -> None:
     documents = ["first", {"text": "second"}, "third " * 5]
     body = {"model": "cross-encoder", "query": "which?", "documents": documents}

@@ -104,6 +104,17 @@ def test_a_stream_has_the_reasoning_in_its_own_deltas(server: RunningServer) -> 
     assert (found["reasoning"], found["content"], found["reason"]) == ("hm ü", "Yes <think>.", "stop")
 
 
+def test_stop_strings_end_the_answer_and_not_the_reasoning(server: RunningServer) -> None:
+    say, stop = "<think>\nQuestion: 2?\n\nSo 4.\n</think>\n\nIt is 4.\n\nQuestion: 3?", ["Question:", "</think>"]
+    choice = chat(server, say, stop=stop).choices[0]
+    assert choice.message.content == "It is 4.\n\n"
+    assert choice.message.model_extra["reasoning"] == "Question: 2?\n\nSo 4."
+    assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", "Question:")
+    found = gathered(chat(server, say, stop=stop, stream=True))
+    assert (found["content"], found["reasoning"]) == ("It is 4.\n\n", "Question: 2?\n\nSo 4.")
+    assert chat(server, say, stop="\n\n").choices[0].message.content == "It is 4."
+
+
 def test_reasoning_can_be_left_out(server: RunningServer) -> None:
     leave_out = {"extra_body": {"include_reasoning": False}}
     answer = chat(server, "<think>hm</think>Yes.", **leave_out)
@@ -112,6 +123,36 @@ def test_reasoning_can_be_left_out(server: RunningServer) -> None:
     assert answer.usage.completion_tokens_details.reasoning_tokens > 0
     found = gathered(chat(server, "<think>hm</think>Yes.", stream=True, **leave_out))
     assert (found["reasoning"], found["content"]) == ("", "Yes.")
+
+
+def test_reasoning_is_switched_off_in_the_words_of_every_api(server: RunningServer) -> None:
+    def prompt_tokens(**fields: Any) -> int:
+        answer = server.post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "say:a"}], "max_tokens": 1, **fields}
+        )
+        assert ("thinking" in answer.headers.get("x-weft-ignored", "")) == (fields.get("thinking") == "off")
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    on, off = prompt_tokens(), prompt_tokens(chat_template_kwargs={"enable_thinking": False})
+    assert on < off  # the template closes the reasoning
+    disabled = {"type": "disabled"}
+    for fields in (
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"enable_thinking": False},
+        {"thinking": disabled},
+    ):
+        assert prompt_tokens(**fields) == off
+    for fields in (
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        {"enable_thinking": True, "thinking": disabled},
+        {"thinking": {"type": "enabled"}},
+        {"thinking": "off"},
+    ):
+        assert prompt_tokens(**fields) == on
+    said = {"input": "say:a", "max_output_tokens": 1}
+    more = server.post("/v1/responses", {**said, "reasoning": {"effort": "none"}}).json()["usage"]["input_tokens"]
+    assert more - server.post("/v1/responses", said).json()["usage"]["input_tokens"] == off - on
 
 
 def test_an_answer_without_reasoning_has_none(server: RunningServer) -> None:

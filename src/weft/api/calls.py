@@ -15,26 +15,29 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from weft.api.completion import Completion
 from weft.engine.engine import EngineCore
 from weft.errors import BusyError, WeftError
-from weft.request import Request, TokenEvent
-from weft.text.choices import Choice, Piece, TextDecoder
+from weft.request import Request, SamplingParams, TokenEvent
+from weft.text.choices import Choice, Piece, Stops, TextDecoder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
 class Call:
-    """One request that is being answered. ``decoder`` makes text of the tokens. ``choices``: empty until the engine has
-    accepted the request."""
+    """One request that is being answered. ``decoder`` makes text of the tokens. ``stops_of``: returns the stop
+    strings of an answer, as ``Choice`` takes them. ``choices``: empty until the engine has accepted the request."""
 
-    def __init__(self, request: Request, decoder: TextDecoder) -> None:
+    def __init__(
+        self, request: Request, decoder: TextDecoder, stops_of: Callable[[SamplingParams], Stops | None] | None = None
+    ) -> None:
         self.request = request
         self.decoder = decoder
+        self.stops_of = stops_of
         self.choices: list[Choice] = []
         self.pieces: deque[Piece] = deque()
         self.error: WeftError | None = None
@@ -121,8 +124,9 @@ class CallTable:
         with self.turn.take():
             request = call.request
             self._core.submit(request)
+            stops_of = call.stops_of or (lambda sampling: None)
             call.choices = [
-                Choice(index, call.decoder, request.sampling, request.prompt_tokens)
+                Choice(index, call.decoder, request.sampling, request.prompt_tokens, stops_of(request.sampling))
                 for index in range(request.sampling.n)
             ]
             self._calls[request.request_id] = call

@@ -360,7 +360,8 @@ class Engine:
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt, lora: str | None) -> Call:
         encoded = prepared.encoded
         request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks, prediction, lora)
-        return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
+        request = msgspec.structs.replace(request, pictures=encoded.pictures)
+        return Call(request, prepared.decoder, prepared.plan.stops)
 
     def _call(
         self,

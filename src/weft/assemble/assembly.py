@@ -202,8 +202,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         memory=memory_table(placed, sizes.max_model_len),
         notes=notes,
         eos_ids=list(defaults.eos_ids),
-        generation_defaults=defaults.sampling(),
-        default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling(),
+        generation_defaults=defaults.sampling,
+        default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling,
         trust_control_tokens=config.trust_control_tokens,
         identity=engine_identity(config, directory, source.digest(), loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),

@@ -173,14 +173,8 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
             buffers.memory = HostBuffer(
                 message.size, CudaPin(executor.arena.device), received(connection, message.size)
             )
-        elif isinstance(message, messages.RankSleep):
-            executor.sleep(message.level)
-            connection.send(messages.RankDone())
-        elif isinstance(message, messages.RankDirectory):
-            executor.read_from(message.directory)
-            connection.send(messages.RankDone())
-        elif isinstance(message, messages.RankWake):
-            executor.wake(message.part)
+        elif isinstance(message, messages.RankCall):
+            getattr(executor, message.method)(*message.arguments)
             connection.send(messages.RankDone())
         elif isinstance(message, messages.RankPicture):
             assert executor.pictures is not None
@@ -188,9 +182,6 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
                 executor.pictures.receive(message.digest, message.data, message.grids)
             else:
                 executor.pictures.drop(message.digest)
-        elif isinstance(message, messages.RankAdapter):
-            executor.change_adapter(message.adapter, forget=message.forget)
-            connection.send(messages.RankDone())
         else:
             assert isinstance(message, messages.RankClose)
             connection.send(messages.RankReady(0))

@@ -77,13 +77,6 @@ class AnsweredTurn:
     def messages(self) -> list[dict[str, Any]]:
         return [{"role": "user", "content": self.content}, {"role": "assistant", "content": self.answer}]
 
-    @property
-    def text(self) -> str:
-        """The user's text, without pictures."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.get("text", "") for part in self.content)
-
 
 @dataclass(slots=True)
 class Conversation:
@@ -364,7 +357,7 @@ class TerminalChat:
     def edit(self, argument: str) -> None:
         last = self._last("/edit")
         if not argument:
-            self._write(f"the last message: {last.text}\n/edit TEXT replaces it\n")
+            self._write(f"the last message: {_text(last.content)}\n/edit TEXT replaces it\n")
             return
         shown = last.content[:-1] if isinstance(last.content, list) else []
         self._again([*shown, {"type": "text", "text": argument}] if shown else argument)
@@ -504,6 +497,7 @@ def _turns(count: int) -> str:
 
 
 def _text(content: Any) -> str:
+    """Return the text of a message, without pictures."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 

@@ -304,6 +304,7 @@ def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[s
 
 
 def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, Any]]:
+    from weft.models.config_file import read_config
     from weft.models.hub import resolve_model
     from weft.planning.geometries import near_names
 
@@ -313,16 +314,9 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
         near = near_names(model)
         hint = f". weft knows {' and '.join(near)} without the hub" if near else ""
         raise CheckpointError(error.message + hint, param="model") from None
-    file = directory / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON: {error}", param="model") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file}: a JSON object is needed", param="model")
     return (
         directory.name if Path(model).expanduser().is_dir() else model,
-        _with_codes(directory, _without_missing_tower(directory, config)),
+        _with_codes(directory, _without_missing_tower(directory, read_config(directory))),
     )
 
 

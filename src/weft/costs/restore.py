@@ -52,10 +52,6 @@ class _Rate:
         self.units = _FADE * self.units + units
         self.seconds = _FADE * self.seconds + seconds
 
-    def add_guess(self, seconds: float) -> None:
-        """Add a measurement of ``seconds`` that found the guess."""
-        self.add(self.guess * seconds, seconds)
-
     @property
     def per_second(self) -> float:
         return self.units / self.seconds if self.seconds > 0 and self.units > 0 else self.guess
@@ -100,13 +96,10 @@ class RestorePrices:
         self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
 
     def declined(self, restores: int) -> None:
-        """Record that ``restores`` requests compute a stored prefix because reading it costs more."""
+        """Record that ``restores`` requests compute a stored prefix because reading it costs more. Each counts as a
+        read at the guessed rate."""
         for _ in range(restores):
-            self._reads.add_guess(DECLINED_READ_S)
-
-    @property
-    def read_bytes_s(self) -> float:
-        return self._reads.per_second
+            self._reads.add(DECLINED_READ_S * self._reads.guess, DECLINED_READ_S)
 
     def compute_s(self, start: int, end: int, others: float = 0.0) -> float:
         return (end - start) / self._tokens.per_second * (1.0 + others)

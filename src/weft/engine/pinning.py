@@ -77,8 +77,7 @@ class Pinning:
         plan = self._core.memory.plan
         nbytes = plan.pages_for(prefix.length) * plan.page_bytes
         nbytes += plan.slot_stride_bytes if plan.slots_per_frame else 0
-        last = self._core.memory.pins.last
-        return PinState(name, prefix.position, self._is_stored(prefix), nbytes, prefix.node in last)
+        return PinState(name, prefix.position, self._is_stored(prefix), nbytes)
 
     def _is_stored(self, prefix: PinnedPrefix) -> bool:
         tier = self._core.store

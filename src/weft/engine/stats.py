@@ -79,13 +79,12 @@ class NamedPrefix(msgspec.Struct, frozen=True):
 
 class PinState(msgspec.Struct, frozen=True):
     """Tokens of a pinned prefix up to its deepest snapshot in memory, and whether the snapshot of all of them is
-    durable in the store. ``nbytes``: KV and state of it. ``goes_last``: within the memory of pins."""
+    durable in the store. ``nbytes``: KV and state of it."""
 
     name: str
     tokens: int
     is_stored: bool
     nbytes: int
-    goes_last: bool
 
 
 def check_level(level: int) -> None:
@@ -132,10 +131,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
     """Counters of a running engine."""
 
     steps: int = 0
-    last_step_tokens: int = 0
     last_step_decodes: int = 0
-    last_step_s: float = 0.0
-    """Seconds of the last step on the engine's clock, planning and settling included."""
 
     requests: int = 0
     requests_refused: int = 0
@@ -196,8 +192,7 @@ class EngineCounters(StepCounts, kw_only=True):
         """Count ``plan``, which was computed and settled."""
         self.steps += 1
         self.computed_tokens += plan.token_count
-        self.last_step_tokens, self.last_step_decodes = plan.token_count, plan.prefills.start
-        self.last_step_s = seconds
+        self.last_step_decodes = plan.prefills.start
         if self.priced_s is not None:
             seconds = self.priced_s(plan, seconds)
         for listener in self.on_step:

@@ -27,6 +27,10 @@ _MOST = {"num_hidden_layers": 10_000}
 _SHOWN_CHARS = 200
 
 
+_DTYPES: dict[str, DTypeName] = {name: name for name in get_args(DTypeName)} | {"half": "float16", "float": "float32"}
+"""Names of dtypes that torch has, and weft computes in."""
+_STORED_ONLY = ("auto", "float64", "double", "float8_e4m3fn", "float8_e5m2")
+"""Names of dtypes in which weights are only stored, and the one that leaves the choice to the tensors."""
 HEAD_DIM_MAX = 1 << 16
 """Largest head size, numbers: a hundred times that of any model."""
 
@@ -128,16 +132,18 @@ class ConfigKeys:
         return value if isinstance(value, bool) else self.boolean(key, default)
 
     def dtype(self) -> DTypeName | None:
-        """Return the dtype that the configuration names; None where it names none."""
+        """Return the dtype that the configuration names; None where it names none that weights are computed in."""
         for config in (self._config, self._fallback):
             for key in ("dtype", "torch_dtype"):
                 value = config.get(key)
                 if value is None:
                     continue
                 name = str(value).removeprefix("torch.")
-                if name not in get_args(DTypeName):
+                if name in _STORED_ONLY:
+                    return None
+                if name not in _DTYPES:
                     fail(key, value, f"the dtypes served are {', '.join(get_args(DTypeName))}")
-                return name  # type: ignore[return-value]  # membership was checked above
+                return _DTYPES[name]
         return None
 
     def limits(self, key: str, default: tuple[float, float]) -> tuple[float, float]:

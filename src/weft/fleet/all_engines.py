@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from weft.adapters import Adapter
 from weft.engine.stats import AWAKE, EngineStats, Flushed, NamedPrefix, Part, PinState, SleepState, WeightsState
@@ -24,6 +25,8 @@ from weft.memory.usage import CacheShape
 from weft.rpc.client import EngineClient
 from weft.rpc.messages import PauseMode, SleepMode, SleepOutcome, WeightsOutcome
 
+T = TypeVar("T")
+
 
 class AllEngines:
     """The present engines of ``replicas``."""
@@ -31,7 +34,7 @@ class AllEngines:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._asleep_level = 0
-        self._paused = False
+        self.is_paused = False
         self._update: tuple[str, str] | None = None
         """Directory and version of the weights that replaced those of the start."""
         self._digest = ""
@@ -84,29 +87,12 @@ class AllEngines:
     async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepOutcome:
         """Put all engines to sleep, and return when they sleep. Raise the first refusal (the status of a BusyError is
         409), or EngineUnavailableError; engines that slept then wake again."""
-        engines = self._serving()
-        asleep_before = [engine for engine in engines if engine.sleep_state.level]
-        outcomes = await asyncio.gather(
-            *(engine.sleep(level, mode, timeout_s) for engine in engines), return_exceptions=True
+        asleep_before = [engine for engine in self._serving() if engine.sleep_state.level]
+        slept = await self._all_or_none(
+            lambda engine: engine.sleep(level, mode, timeout_s), lambda engine: engine.wake_up(None), asleep_before
         )
-        refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if refusals:
-            await asyncio.gather(
-                *(
-                    engine.wake_up(None)
-                    for engine, outcome in zip(engines, outcomes, strict=True)
-                    if isinstance(outcome, SleepOutcome) and engine not in asleep_before
-                ),
-                return_exceptions=True,
-            )
-            raise refusals[0]
-        slept = [outcome for outcome in outcomes if isinstance(outcome, SleepOutcome)]
         self._asleep_level = level
-        flushed = [outcome.flushed for outcome in slept if outcome.flushed is not None]
-        return SleepOutcome(
-            state=_deepest(slept),
-            flushed=Flushed(sum(flush.bytes for flush in flushed), sum(flush.tokens for flush in flushed)),
-        )
+        return SleepOutcome(state=_deepest(slept), flushed=_flushed(slept) or Flushed())
 
     async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
         """Wake the engines, and return when the parts are back everywhere. Raise the error of waking, or
@@ -124,49 +110,31 @@ class AllEngines:
             (stats.weights for _, stats in self.stats()), key=lambda state: state.updates, default=WeightsState()
         )
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
-
     async def pause(self, mode: PauseMode, timeout_s: float, *, flush: bool) -> WeightsOutcome:
         """Pause the engines, and return when none computes a step. Raise the first refusal, or EngineUnavailableError;
         the engines then go on."""
-        outcomes = await asyncio.gather(
-            *(engine.pause(mode, timeout_s, flush=flush) for engine in self._serving()), return_exceptions=True
+        outcomes = await self._all_or_none(
+            lambda engine: engine.pause(mode, timeout_s, flush=flush), lambda engine: engine.resume()
         )
-        refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if refusals:
-            await asyncio.gather(*(engine.resume() for engine in self._serving()), return_exceptions=True)
-            raise refusals[0]
-        self._paused = True
-        return _sum_of([outcome for outcome in outcomes if isinstance(outcome, WeightsOutcome)])
+        self.is_paused = True
+        return _sum_of(outcomes)
 
     async def resume(self) -> WeightsOutcome:
         """Let the engines go on after a pause. Raise EngineUnavailableError."""
-        self._paused = False
+        self.is_paused = False
         return _sum_of(await asyncio.gather(*(engine.resume() for engine in self._serving())))
 
     async def update_weights(self, directory: str, version: str, mode: PauseMode, timeout_s: float) -> WeightsOutcome:
         """Replace the weights, and return when all engines answer with those in ``directory``. Raise the first refusal,
         or EngineUnavailableError. Engines that have the new weights then read the earlier ones again, if other engines
         refused them."""
-        engines, before = self._serving(), self._update
-        outcomes = await asyncio.gather(
-            *(engine.update_weights(directory, version, mode, timeout_s) for engine in engines), return_exceptions=True
-        )
-        refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if refusals:
-            old = before or (self._first_directory(), "")
-            await asyncio.gather(
-                *(
-                    engine.update_weights(*old, "keep", 0.0)
-                    for engine, outcome in zip(engines, outcomes, strict=True)
-                    if isinstance(outcome, WeightsOutcome)
-                ),
-                return_exceptions=True,
+        old = self._update or (self._first_directory(), "")
+        outcome = _sum_of(
+            await self._all_or_none(
+                lambda engine: engine.update_weights(directory, version, mode, timeout_s),
+                lambda engine: engine.update_weights(*old, "keep", 0.0),
             )
-            raise refusals[0]
-        outcome = _sum_of([outcome for outcome in outcomes if isinstance(outcome, WeightsOutcome)])
+        )
         self._update, self._digest = (directory, version), outcome.weights.digest
         return outcome
 
@@ -185,7 +153,7 @@ class AllEngines:
         named = await self.pinned()
         if named:
             await engine.pin(named, waits=False)
-        if self._paused:
+        if self.is_paused:
             await engine.pause("keep", 0.0, flush=False)
         if self._asleep_level:
             try:
@@ -195,6 +163,25 @@ class AllEngines:
                     raise
         elif engine.sleep_state.level:
             await engine.wake_up(None)
+
+    async def _all_or_none(
+        self,
+        ask: Callable[[EngineClient], Awaitable[T]],
+        undo: Callable[[EngineClient], Awaitable[object]],
+        spared: Sequence[EngineClient] = (),
+    ) -> list[T]:
+        """Return the answers of all engines. If one refuses, ``undo`` in the others, except in ``spared``, and raise
+        the first refusal."""
+        engines = self._serving()
+        answers = await asyncio.gather(*map(ask, engines), return_exceptions=True)
+        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+        if refusals:
+            done = [
+                engine for engine, answer in zip(engines, answers, strict=True) if not isinstance(answer, BaseException)
+            ]
+            await asyncio.gather(*(undo(engine) for engine in done if engine not in spared), return_exceptions=True)
+            raise refusals[0]
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     def _serving(self) -> list[EngineClient]:
         engines = [replica.engine for replica in self._replicas if replica.ready]
@@ -210,14 +197,15 @@ async def _nothing_pinned() -> Sequence[NamedPrefix]:
 
 
 def _sum_of(outcomes: Sequence[WeightsOutcome]) -> WeightsOutcome:
+    return WeightsOutcome(weights=outcomes[0].weights, paused=outcomes[0].paused, flushed=_flushed(outcomes))
+
+
+def _flushed(outcomes: Sequence[SleepOutcome | WeightsOutcome]) -> Flushed | None:
+    """Return the sum of the flushes; None if no engine flushed its cache."""
     flushed = [outcome.flushed for outcome in outcomes if outcome.flushed is not None]
-    return WeightsOutcome(
-        weights=outcomes[0].weights,
-        paused=outcomes[0].paused,
-        flushed=Flushed(sum(flush.bytes for flush in flushed), sum(flush.tokens for flush in flushed))
-        if flushed
-        else None,
-    )
+    if not flushed:
+        return None
+    return Flushed(sum(flush.bytes for flush in flushed), sum(flush.tokens for flush in flushed))
 
 
 def _deepest(outcomes: Sequence[SleepOutcome]) -> SleepState:

@@ -31,8 +31,8 @@ from weft.handoff import Role, partner_missing
 from weft.info import ModelInfo
 from weft.kv_events import KvEventsConfig
 from weft.router.protocol import LeastLoaded, Router
-from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, HostShare, follow_snapshots
-from weft.rpc.messages import PeerKeys, RecordingTarget
+from weft.rpc.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_snapshots
+from weft.rpc.messages import ANYWHERE, HostShare, PeerKeys, RecordingTarget
 from weft.snapshot_report import SnapshotReport
 
 if TYPE_CHECKING:

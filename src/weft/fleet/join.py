@@ -32,7 +32,7 @@ from weft.fleet.places import divide_machine
 from weft.fleet.start_progress import StartProgress
 from weft.handoff import Role
 from weft.info import ModelInfo
-from weft.rpc.client import EngineLink, HostShare
+from weft.rpc.client import EngineLink
 from weft.rpc.link import (
     LINK_VERSION,
     DismissedError,
@@ -44,7 +44,7 @@ from weft.rpc.link import (
     StartEngine,
     Uplink,
 )
-from weft.rpc.messages import PeerKeys, Progress, Ready, Report, Reset, StepReport
+from weft.rpc.messages import HostShare, PeerKeys, Progress, Ready, Report, Reset, StepReport
 from weft.version import weft_version
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.numa import nodes
-from weft.rpc.client import ANYWHERE, HostShare
+from weft.rpc.messages import ANYWHERE, HostShare
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "libcuda.so.1"

@@ -20,7 +20,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import EACH_EXPERT, is_text_alone, most_experts, name_here, stores_transposed
-from weft.files import read_json
+from weft.models.config_file import read_config
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
 from weft.models.safetensors_header import StoredTensor, read_header, weight_files
@@ -93,7 +93,7 @@ class CheckpointFiles:
     @classmethod
     def open(cls, directory: Path) -> CheckpointFiles:
         """Open a checkpoint. Raises CheckpointError naming the file that is missing, malformed or truncated."""
-        config = with_quantization(directory, read_json(directory / "config.json"))
+        config = read_config(directory)
         if quant_method(config) == METHOD:
             from weft.models.gguf.view import stored_tensors
 
@@ -182,22 +182,6 @@ def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
         if f"{name}enorm.weight" not in checkpoint.tensors:  # further layers without it are not heads
             return tuple(names)
         names.append(name)
-
-
-def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return ``config`` with the settings that modelopt's older exports keep in a separate file."""
-    beside = directory / "hf_quant_config.json"
-    inner = config.get("text_config")
-    if (
-        config.get("quantization_config")
-        or not beside.is_file()
-        or (isinstance(inner, Mapping) and inner.get("quantization_config"))
-    ):
-        return config
-    settings = read_json(beside).get("quantization")
-    if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{beside}: quantization is missing", param="model")
-    return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
 def text_alone_line(config: Mapping[str, Any]) -> str | None:

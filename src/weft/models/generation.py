@@ -7,7 +7,7 @@ refused, because files differ in age and completeness.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,25 @@ _NEUTRAL: dict[str, object] = {
     "watermarking_config": None,
 }
 """Keys that ``generate`` of transformers applies and weft does not, with the values that change nothing."""
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING: dict[str, type[float]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+"""Type of each sampling setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """Defaults of a model. ``eos_ids``: tokens that end an answer. ``left_out``: keys that change answers in
-    transformers and that weft does not apply. The others are None if the checkpoint does not state them; their names
-    are those of ``SamplingParams``.
+    transformers and that weft does not apply. ``sampling``: settings that the checkpoint states, as keywords of
+    ``SamplingParams``.
     """
 
     eos_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    sampling: dict[str, float | int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     unknown: str | None = None
     """Line about keys that nothing here knows."""
@@ -77,10 +80,6 @@ class GenerationDefaults:
         """
         return self if token is None else replace(self, eos_ids=tuple(dict.fromkeys((*self.eos_ids, token))))
 
-    def sampling(self) -> dict[str, float | int]:
-        """Return only the values that the checkpoint states, as keywords of ``SamplingParams``."""
-        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-
 
 def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> GenerationDefaults:
     """Read the defaults from generation_config.json, with the eos ids of config.json if it has none.
@@ -92,16 +91,12 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     eos = next(
         (ids for source in (stated, config, text_config(config)) if (ids := _ids(source.get("eos_token_id")))), ()
     )
-    top_k = stated.get("top_k")
-    # Greedy, even if a temperature is stated.
-    temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
+    sampling = {name: value for name in _SAMPLING if (value := _number(stated, name)) is not None}
+    if stated.get("do_sample") is False:  # greedy, even if a temperature is stated
+        sampling["temperature"] = 0.0
     return GenerationDefaults(
         eos_ids=eos,
-        temperature=temperature,
-        top_p=_number(stated, "top_p"),
-        top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
-        min_p=_number(stated, "min_p"),
-        repetition_penalty=_number(stated, "repetition_penalty"),
+        sampling=sampling,
         unknown=unknown_line(GENERATION_CONFIG, stated, _NEUTRAL),
         left_out=(
             *(key for key, neutral in _NEUTRAL.items() if stated.get(key) not in (None, neutral, [])),
@@ -115,6 +110,6 @@ def _ids(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in listed if isinstance(i, int) and not isinstance(i, bool)))
 
 
-def _number(stated: Mapping[str, Any], key: str) -> float | None:
-    value = stated.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _number(stated: Mapping[str, Any], name: str) -> float | int | None:
+    value, kind = stated.get(name), _SAMPLING[name]
+    return kind(value) if isinstance(value, (int, kind)) and not isinstance(value, bool) else None

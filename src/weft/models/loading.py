@@ -32,6 +32,7 @@ from weft.models.mtp import load_mtp
 from weft.models.rank_share import RankGroup, RankShare
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
+from weft.models.safetensors_header import unread_line
 from weft.models.score_head import HEAD_TENSORS, architecture_in, is_headless, read_score_head
 from weft.models.stored_values import check_copies, check_derived, check_unused
 from weft.models.weights import OnProgress
@@ -152,6 +153,7 @@ def load_model(
         reader.form.note(),
         defaults.note(),
         text_alone_line(checkpoint.config),
+        unread_line(checkpoint.directory),
         skipped_line(checkpoint.tensors, sees=vision is not None),
         _nonfinite_warning(reader.nonfinite),
         head_line,

@@ -113,15 +113,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
-    """Return (files, name -> file as the index lists them, the file to name in errors). Raises CheckpointError."""
+    """Return (files, name -> file as the index lists them, the file to name in errors). An index whose files are all
+    there wins over ``model.safetensors``, as in other servers. Raises CheckpointError."""
     single, index = directory / _SINGLE, directory / INDEX
-    if single.exists():
+    if single.exists() and not _is_complete(index):
         return [single], {}, single
     if index.exists():
-        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise CheckpointError(f"{index}: weight_map is missing", param="model")
-        file_of = {name: Path(str(file)).name for name, file in listed.items()}
+        file_of = _listed(index)
         files = [directory / name for name in sorted(set(file_of.values()))]
         for file in files:
             if not file.is_file():
@@ -139,6 +137,29 @@ def weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
     raise CheckpointError(f"{directory}: no {_SINGLE}, {INDEX} or other .safetensors file", param="model")
 
 
+def _listed(index: Path) -> dict[str, str]:
+    listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{index}: weight_map is missing", param="model")
+    return {name: Path(str(file)).name for name, file in listed.items()}
+
+
+def _is_complete(index: Path) -> bool:
+    """Return whether all files that the index lists are there. One that tools left when they wrote one file is not."""
+    try:
+        return all((index.parent / name).is_file() for name in set(_listed(index).values()))
+    except CheckpointError:
+        return False
+
+
+def unread_line(directory: Path) -> str | None:
+    """Return a line about a ``model.safetensors`` that is not read because of the index next to it; None without."""
+    single = directory / _SINGLE
+    if not single.exists() or single in weight_files(directory)[0]:
+        return None
+    return f"{_SINGLE} is not read: the files that {INDEX} lists are all there."
+
+
 def stored_names(directory: Path) -> set[str]:
     """Return the names of the tensors of a checkpoint in ``directory``, of which only headers and index are read;
     empty if there are none. Raises CheckpointError.
@@ -152,13 +173,9 @@ def stored_names(directory: Path) -> set[str]:
 
 def all_stored(directory: Path) -> list[StoredTensor]:
     """Return the tensors of a checkpoint in ``directory``; empty if files of it are missing. Raises CheckpointError."""
-    index = directory / INDEX
-    files = sorted(directory.glob("*.safetensors"))
-    if index.exists():
-        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
-        named = {Path(str(file)).name for file in listed.values()} if isinstance(listed, dict) else set()
-        files = [directory / name for name in sorted(named)]
-    if not all(file.is_file() for file in files):
+    try:
+        files, _, _ = weight_files(directory)
+    except CheckpointError:
         return []
     return [stored for file in files for stored in read_header(file).values()]
 

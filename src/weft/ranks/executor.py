@@ -26,7 +26,7 @@ from weft.adapters import Adapter
 from weft.engine.stats import Part
 from weft.errors import RankLostError, UserError, WeftError
 from weft.models.adapters import LoadedAdapter
-from weft.ranks.messages import RankAdapter, RankDirectory, RankDone, RankPicture, RankSleep, RankWake, for_other_ranks
+from weft.ranks.messages import RankCall, RankDone, RankPicture, for_other_ranks
 from weft.ranks.peers import Peers
 from weft.request import PlacedPicture
 from weft.runner.pictures import PictureRows
@@ -122,18 +122,18 @@ class RankedExecutor:
         return self.own.transfers_done(step)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
-        self.peers.tell(RankSleep(level))
+        self.peers.tell(RankCall("sleep", (level,)))
         missing = self.own.sleep(level)
         self.peers.ask(RankDone)
         return missing
 
     def read_from(self, directory: str) -> None:
-        self.peers.tell(RankDirectory(directory))
+        self.peers.tell(RankCall("read_from", (directory,)))
         self.own.read_from(directory)
         self.peers.ask(RankDone)
 
     def wake(self, part: Part) -> None:
-        self.peers.tell(RankWake(part))
+        self.peers.tell(RankCall("wake", (part,)))
         try:
             self._guarded(lambda: self.own.wake(part))
         finally:
@@ -144,12 +144,12 @@ class RankedExecutor:
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
         """Install the adapter between two steps: each rank reads its own share of the factors."""
-        self.peers.tell(RankAdapter(loaded.adapter))
+        self.peers.tell(RankCall("change_adapter", (loaded.adapter, False)))
         self.own.install_adapter(loaded)
         self.peers.ask(RankDone)
 
     def remove_adapter(self, loaded: LoadedAdapter) -> None:
-        self.peers.tell(RankAdapter(loaded.adapter, forget=True))
+        self.peers.tell(RankCall("change_adapter", (loaded.adapter, True)))
         self.own.remove_adapter(loaded)
         self.peers.ask(RankDone)
 

@@ -1,6 +1,6 @@
 """Messages between rank 0 and another rank: pickled values over a pair of sockets.
 
-    rank 0    Launch ------------> Layout ---------> StepPlan, StepPlan, ...  Sleep  Wake  Close
+    rank 0    Launch ------------> Layout ---------> StepPlan, StepPlan, ...  Call   Call  Close
     rank r      Present, Loaded, Room --->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
-from weft.adapters import Adapter
 from weft.config import EngineConfig, Sizes
-from weft.engine.stats import Part
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Reservation
 from weft.schedule.plan import StepPlan
@@ -104,28 +103,11 @@ class RankStored:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSleep:
-    level: int
+class RankCall:
+    """Call a method of the rank's executor between two steps. The reply is a RankDone."""
 
-
-@dataclass(frozen=True, slots=True)
-class RankDirectory:
-    """The directory that dropped weights are read from when they wake."""
-
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankWake:
-    part: Part
-
-
-@dataclass(frozen=True, slots=True)
-class RankAdapter:
-    """Read this adapter's share and use it, or forget it."""
-
-    adapter: Adapter
-    forget: bool = False
+    method: Literal["sleep", "read_from", "wake", "change_adapter"]
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +122,7 @@ class RankPicture:
 
 @dataclass(frozen=True, slots=True)
 class RankDone:
-    """Asleep, awake again, or done with an adapter."""
+    """A call has returned."""
 
 
 @dataclass(frozen=True, slots=True)

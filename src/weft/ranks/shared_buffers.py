@@ -24,36 +24,18 @@ import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from weft.errors import WeftError
 from weft.memory.prefix_store import TransferBuffer, TransferBuffers, Uint8s
 from weft.ranks.messages import RankBuffer, RankBufferFreed, RankMemory
+from weft.tensor.gpu.host_memory import HostBuffer, HostRoom
 from weft.units import BufferId
 
 Share = Callable[[RankBuffer | RankMemory, int | None], None]
 """Function that sends a message, and a descriptor if there is one, to all other ranks."""
-
-
-class Pieces(Protocol):
-    """``tensor.gpu.host_memory.HostRoom``, over memory that all ranks have mapped."""
-
-    def find(self, size: int) -> Uint8s | None: ...
-
-    def begin_of(self, piece: Uint8s) -> int | None: ...
-
-    def give(self, piece: Uint8s) -> None: ...
-
-
-class PinnedMemory(Protocol):
-    """``tensor.gpu.host_memory.HostBuffer``."""
-
-    @property
-    def tensor(self) -> Any: ...
-
-    def close(self) -> None: ...
 
 
 class SharedBuffers(TransferBuffers):
@@ -71,7 +53,7 @@ class SharedBuffers(TransferBuffers):
         ranks: int,
         share: Share,
         tell: Callable[[RankBufferFreed], None],
-        room: Pieces | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             ranks * page_bytes,
@@ -131,7 +113,7 @@ class ReceivedBuffers:
         self._rank, self._ranks = rank, ranks
         self._page_bytes, self._slot_bytes = page_bytes, slot_bytes
         self._parts: dict[BufferId, TransferBuffer] = {}
-        self.memory: PinnedMemory | None = None
+        self.memory: HostBuffer | None = None
         """Mapping of the buffers that are pieces of it."""
 
     def __getitem__(self, buffer: BufferId) -> TransferBuffer:

@@ -18,9 +18,8 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -33,7 +32,6 @@ from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.host import exit_reason
 from weft.info import ModelInfo
-from weft.kv_events import KvEventsConfig
 from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.rpc import messages
@@ -54,28 +52,7 @@ State = Literal["starting", "ready", "dead"]
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(messages.Report)
 
-
-@dataclass(frozen=True, slots=True)
-class HostShare:
-    """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
-    ``ram_share``: number of engines that divide the free RAM. ``environment``: additional variables, such as
-    CUDA_VISIBLE_DEVICES. ``memory_turn``: descriptor of a file that engines lock in turn while they choose their
-    memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: whether the start
-    has a lower priority than other engines. ``peers``: how engines of other machines reach this one. ``kv_events``:
-    where KV events are published, as engine number ``rank``."""
-
-    cores: tuple[int, ...] = ()
-    ram_share: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    memory_turn: int | None = None
-    memory_bytes: int | None = None
-    background: bool = False
-    peers: messages.PeerKeys | None = None
-    kv_events: KvEventsConfig | None = None
-    rank: int = 0
-
-
-ANYWHERE = HostShare()
+T = TypeVar("T")
 
 
 class PendingReplies:
@@ -133,7 +110,7 @@ class ProcessLink(Protocol):
         config: EngineConfig,
         record: messages.RecordingTarget | None,
         beat_s: float,
-        place: HostShare,
+        place: messages.HostShare,
     ) -> None: ...
 
     async def send(self, command: bytes) -> None: ...
@@ -173,7 +150,7 @@ class EngineLink:
         config: EngineConfig,
         record: messages.RecordingTarget | None,
         beat_s: float,
-        place: HostShare = ANYWHERE,
+        place: messages.HostShare = messages.ANYWHERE,
     ) -> None:
         self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
@@ -185,14 +162,7 @@ class EngineLink:
             folder=self._folder,
             record=record,
             beat_s=beat_s,
-            cores=place.cores,
-            ram_share=place.ram_share,
-            memory_turn=place.memory_turn,
-            memory_bytes=place.memory_bytes,
-            background=place.background,
-            peers=place.peers,
-            kv_events=place.kv_events,
-            rank=place.rank,
+            place=place,
         )
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
@@ -257,7 +227,7 @@ class EngineClient:
         config: EngineConfig,
         *,
         factory: str = ASSEMBLE,
-        place: HostShare = ANYWHERE,
+        place: messages.HostShare = messages.ANYWHERE,
         record: messages.RecordingTarget | None = None,
         stall_after_s: float = STALL_AFTER_S,
         link: ProcessLink | None = None,
@@ -356,12 +326,11 @@ class EngineClient:
 
     async def unload_adapter(self, digest: str) -> bool:
         """Drop an adapter, and return whether the engine has dropped it: an adapter of a running request is kept."""
-        reply = await self._ask(lambda number: messages.UnloadAdapter(number, digest))
-        return msgspec.msgpack.decode(reply, type=bool)
+        return await self._value(lambda number: messages.UnloadAdapter(number, digest), bool)
 
     async def cache_shape(self) -> CacheShape:
         """Return the contents of the prefix cache. Raise EngineUnavailableError."""
-        return msgspec.msgpack.decode(await self._ask(messages.GetCacheShape), type=CacheShape)
+        return await self._value(messages.GetCacheShape, CacheShape)
 
     @property
     def sleep_state(self) -> SleepState:
@@ -371,19 +340,16 @@ class EngineClient:
     async def sleep(self, level: int, mode: messages.SleepMode | None, timeout_s: float) -> messages.SleepOutcome:
         """Put the engine to sleep, and return when it sleeps. Raise the engine's refusal (the status of a BusyError is
         409), or EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.Sleep(number, level, mode, timeout_s))
-        return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
+        return await self._value(lambda number: messages.Sleep(number, level, mode, timeout_s), messages.SleepOutcome)
 
     async def wake_up(self, tags: list[Part] | None) -> messages.SleepOutcome:
         """Wake the engine, and return when the parts are back. Raise the error of waking, or EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.Wake(number, tags))
-        return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
+        return await self._value(lambda number: messages.Wake(number, tags), messages.SleepOutcome)
 
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
         """Name prefixes, and return their states in the engine. ``waits``: whether to wait until the states are in the
         store, or it is clear that they will not be. Raise EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
-        return msgspec.msgpack.decode(reply, type=list[PinState])
+        return await self._value(lambda number: messages.PinPrefixes(number, list(named), waits), list[PinState])
 
     async def unpin(self, names: Sequence[str]) -> None:
         """Forget names of prefixes. Raise EngineUnavailableError."""
@@ -397,26 +363,29 @@ class EngineClient:
     async def pause(self, mode: messages.PauseMode, timeout_s: float, *, flush: bool) -> messages.WeightsOutcome:
         """Pause the engine, and return when it computes no further step. Raise its refusal, or
         EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.Pause(number, mode, timeout_s, flush))
-        return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
+        return await self._value(lambda number: messages.Pause(number, mode, timeout_s, flush), messages.WeightsOutcome)
 
     async def resume(self) -> messages.WeightsOutcome:
         """Let the engine go on after a pause, and return when it does. Raise EngineUnavailableError."""
-        return msgspec.msgpack.decode(await self._ask(messages.Resume), type=messages.WeightsOutcome)
+        return await self._value(messages.Resume, messages.WeightsOutcome)
 
     async def update_weights(
         self, directory: str, version: str, mode: messages.PauseMode, timeout_s: float
     ) -> messages.WeightsOutcome:
         """Replace the weights, and return when the engine answers with those in ``directory``. Raise its refusal, or
         EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.UpdateWeights(number, directory, version, mode, timeout_s))
-        return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
+        return await self._value(
+            lambda number: messages.UpdateWeights(number, directory, version, mode, timeout_s), messages.WeightsOutcome
+        )
 
     def post(self, command: messages.Command) -> None:
         """Send a command without waiting."""
         self.link.post(_encoder.encode(command))
 
-    async def _ask(self, question: Callable[[int], messages.Command]) -> msgspec.Raw:
+    async def _value(self, question: Callable[[int], messages.Question], kind: type[T]) -> T:
+        return msgspec.msgpack.decode(await self._ask(question), type=kind)
+
+    async def _ask(self, question: Callable[[int], messages.Question]) -> msgspec.Raw:
         self.check_alive()
         with self._replies.expect() as (number, reply):
             await self.link.send(_encoder.encode(question(number)))

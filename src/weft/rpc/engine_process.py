@@ -408,13 +408,13 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
 
 def start_kv_events(launch: Launch, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventFeed | None:
     """Return the feed of KV events that ``launch`` asks for, if any. Raise ConfigError."""
-    if launch.kv_events is None:
+    if launch.place.kv_events is None:
         return None
     from weft.rpc.kv_publisher import KvEventFeed
 
     if not core.memory.caches:
         raise ConfigError(f"{FLAG} needs the prefix cache, and --no-prefix-cache turns it off", param=FLAG)
-    return KvEventFeed(core.memory, context, launch.kv_events, launch.rank)
+    return KvEventFeed(core.memory, context, launch.place.kv_events, launch.place.rank)
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:
@@ -432,7 +432,7 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
             assembled.core.grammars.warm()
         return assembled
 
-    if not launch.background:
+    if not launch.place.background:
         return assemble()
     own_group()
     assembled = in_background(assemble)
@@ -452,9 +452,9 @@ def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[by
 
     peers = tier.store
     try:
-        peers.plug(PeerLink(context, launch.folder, peers.inbox.accept, launch.peers))
+        peers.plug(PeerLink(context, launch.folder, peers.inbox.accept, launch.place.peers))
     except zmq.ZMQError as error:
-        where = "" if launch.peers is None else f" {launch.peers.host}:{launch.peers.port}"
+        where = "" if launch.place.peers is None else f" {launch.place.peers.host}:{launch.place.peers.port}"
         raise ConfigError(f"--peer-address{where}: {error.strerror}", param="--peer-address") from None
     return msgspec.structs.replace(info, peer=peers.wire.address if peers.wire else "")
 
@@ -464,7 +464,7 @@ def main() -> int:
     launch = read_launch(sys.stdin.buffer, Launch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
     set_up_child_logging("engine")
-    use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn, launch.memory_bytes)
+    use_part_of_host(launch.place.cores, launch.place.ram_share, launch.place.memory_turn, launch.place.memory_bytes)
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(launch.commands_address)

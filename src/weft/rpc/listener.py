@@ -26,10 +26,9 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.rpc import link
-from weft.rpc.client import ANYWHERE, HostShare
 from weft.rpc.heartbeat import Silence
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import RecordingTarget
+from weft.rpc.messages import ANYWHERE, HostShare, RecordingTarget
 from weft.version import weft_version
 
 _FAREWELL_MS = 500

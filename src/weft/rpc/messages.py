@@ -21,7 +21,8 @@ request arrives in order. HTTP workers exchange the same messages with the proce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -54,30 +55,41 @@ class RecordingTarget:
     has_tokens: bool = False
 
 
-_encoder = msgspec.msgpack.Encoder()
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
+    ``ram_share``: number of engines that divide the free RAM. ``environment``: additional variables, such as
+    CUDA_VISIBLE_DEVICES. ``memory_turn``: descriptor of a file that engines lock in turn while they choose their
+    memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: whether the start
+    has a lower priority than other engines. ``peers``: how engines of other machines reach this one. ``kv_events``:
+    where KV events are published, as engine number ``rank``."""
 
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The launch of an engine process. ``factory`` is "module:function"; the engine process calls it with an
-    EngineConfig of ``config`` and ``on_progress``. ``folder``: of the sockets; the process that ends last removes it.
-    ``record``: None for no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the engine's
-    part of the machine (``weft.rpc.client.HostShare``). ``memory_turn``: descriptor of a file that the engines of one
-    machine lock in turn (``weft.host``). ``peers``: how engines of other machines reach this one, for handoffs.
-    ``kv_events``: where KV events are published, as engine number ``rank`` of this machine."""
-
-    factory: str
-    config: dict[str, Any]
-    folder: str
-    record: RecordingTarget | None = None
-    beat_s: float = 1.0
     cores: tuple[int, ...] = ()
     ram_share: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
     memory_turn: int | None = None
     memory_bytes: int | None = None
     background: bool = False
     peers: PeerKeys | None = None
     kv_events: KvEventsConfig | None = None
     rank: int = 0
+
+
+ANYWHERE = HostShare()
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The launch of an engine process. ``factory`` is "module:function"; the engine process calls it with an
+    EngineConfig of ``config`` and ``on_progress``. ``folder``: of the sockets; the process that ends last removes it.
+    ``record``: None for no recording. ``beat_s``: seconds between two beats."""
+
+    factory: str
+    config: dict[str, Any]
+    folder: str
+    record: RecordingTarget | None = None
+    beat_s: float = 1.0
+    place: HostShare = ANYWHERE
 
     @property
     def commands_address(self) -> str:
@@ -88,104 +100,96 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.folder}/events"
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
-    """A question: accept this request. The reply has no value."""
+class Question(msgspec.Struct, frozen=True):
+    """Base of the questions to an engine. Each gets one ``Reply``, with the same ``number``."""
 
     number: int
+
+
+class Submit(Question, frozen=True, tag=True):
+    """A question: accept this request. The reply has no value."""
+
     request: Request
 
 
-class Flush(msgspec.Struct, frozen=True, tag=True):
+class Flush(Question, frozen=True, tag=True):
     """A question: drop the cached prefixes, and with ``store`` those on disk too. The reply has no value."""
 
-    number: int
     store: bool = True
 
 
-class GetCacheShape(msgspec.Struct, frozen=True, tag=True):
+class GetCacheShape(Question, frozen=True, tag=True):
     """A question about the contents of the prefix cache. The reply is a ``CacheShape``."""
-
-    number: int
 
 
 SleepMode = Literal["wait", "abort"]
 
 
-class Sleep(msgspec.Struct, frozen=True, tag=True):
+class Sleep(Question, frozen=True, tag=True):
     """A question: go to sleep. ``mode``: treatment of running sequences, None to refuse; ``timeout_s``: longest wait
     for them. The reply is a ``SleepOutcome``."""
 
-    number: int
     level: int
     mode: SleepMode | None
     timeout_s: float
 
 
-class Wake(msgspec.Struct, frozen=True, tag=True):
+class Wake(Question, frozen=True, tag=True):
     """A question: wake up. ``tags``: the parts to wake, None for all. The reply is a ``SleepOutcome``."""
 
-    number: int
     tags: list[Part] | None
 
 
 PauseMode = Literal["keep", "wait", "abort"]
 
 
-class Pause(msgspec.Struct, frozen=True, tag=True):
+class Pause(Question, frozen=True, tag=True):
     """A question: compute no further step. ``mode``: whether running sequences stay as they are, finish first, or are
     ended. The reply is a ``WeightsOutcome``."""
 
-    number: int
     mode: PauseMode
     timeout_s: float
     flush: bool = False
 
 
-class Resume(msgspec.Struct, frozen=True, tag=True):
+class Resume(Question, frozen=True, tag=True):
     """A question: go on after a pause. The reply is a ``WeightsOutcome``."""
 
-    number: int
 
-
-class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+class UpdateWeights(Question, frozen=True, tag=True):
     """A question: answer with the weights in ``directory`` from now on. ``mode``: whether running sequences continue
     with these weights, finish first, or are ended. The reply is a ``WeightsOutcome``."""
 
-    number: int
     directory: str
     version: str
     mode: PauseMode
     timeout_s: float
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+class LoadAdapter(Question, frozen=True, tag=True):
     """A question: read this adapter and keep it, if it can be served. The reply has no value."""
 
-    number: int
     adapter: Adapter
 
 
-class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+class UnloadAdapter(Question, frozen=True, tag=True):
     """A question: drop the adapter with this digest, unless a live sequence has it. The reply says whether it was
     dropped."""
 
-    number: int
     digest: str
 
 
-class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
+class PinPrefixes(Question, frozen=True, tag=True):
     """A question: name these prefixes. The reply is a list of ``PinState``; with ``waits`` it comes only once each
     state is in the store or cannot be."""
 
-    number: int
     named: list[NamedPrefix]
     waits: bool
 
 
-class UnpinPrefixes(msgspec.Struct, frozen=True, tag=True):
+class UnpinPrefixes(Question, frozen=True, tag=True):
     """A question: forget these names of prefixes. The reply is the number of names that existed."""
 
-    number: int
     names: list[str]
 
 
@@ -196,11 +200,9 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     pages: bool = False
 
 
-class Reset(msgspec.Struct, frozen=True, tag=True):
+class Reset(Question, frozen=True, tag=True):
     """A question: cancel every request, and forget unanswered questions. The reply has no value; no event
     of an earlier request follows it. The prefix cache stays."""
-
-    number: int
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -231,7 +231,7 @@ class TorchExecutor:
         if isinstance(self.model, CausalModel):
             remove(self.model, loaded)
 
-    def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
+    def change_adapter(self, adapter: Adapter, forget: bool) -> None:
         """Install or forget an adapter on a rank that follows rank 0."""
         if not forget:
             self.install_adapter(self.read_adapter(adapter))

@@ -31,6 +31,7 @@ from weft.server.anthropic.protocol import ANTHROPIC_VERSION, CountTokensBody, a
 from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
+from weft.server.cohere import COHERE_EMBED
 from weft.server.completions import COMPLETIONS
 from weft.server.decisions import DECISIONS, SYSTEM_ONE
 from weft.server.edge import EdgeError
@@ -137,6 +138,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
+    app.state.edge_limits = service.edge.limits
     return Gate(
         app,
         keys=keys,
@@ -171,6 +173,7 @@ _WAYS = {
     "completions": COMPLETIONS,
     "messages": MESSAGES,
     "embeddings": EMBEDDINGS,
+    "cohere_embed": COHERE_EMBED,
     **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
     **dict.fromkeys(("score", "plain_score"), SCORE),
     "classify": CLASSIFY,
@@ -346,7 +349,7 @@ class _Handlers:
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
-        store = replicas.read_flag(request, "store", "true")
+        store = replicas.read_flag(request.query_params, "store", True)
         await asyncio.gather(*(fleet.engines.flush_cache(store=store) for _, fleet in self._service.models.fleets))
         self._looks.clear()
         return await self.cache(request)

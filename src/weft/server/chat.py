@@ -18,14 +18,15 @@ from secrets import token_hex
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError, WeftError
+from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.generation import Usage
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, ChatReasoning, refuse_stream_fields, stream_usage
 from weft.server.service import Service
-from weft.server.sse import DONE, Way, failure_lines, sse_line
+from weft.server.sse import DONE, StreamedJob, Way, sse_line
+from weft.server.truncation import TO_THE_CONTEXT
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.current_request import note_ignored
@@ -111,7 +112,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 _encoder = msgspec.json.Encoder()
 
 
-class ChatJob:
+class ChatJob(StreamedJob):
     """One request to /v1/chat/completions, prepared: ``generation`` is ready to start."""
 
     def __init__(self, turn: PreparedTurn, body: ChatBody) -> None:
@@ -166,9 +167,6 @@ class ChatJob:
 
     async def end(self) -> bytes:
         return self._line([]) + DONE if self._last_usage else DONE
-
-    def failed(self, error: WeftError) -> bytes:
-        return failure_lines(error)
 
     def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
         chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)
@@ -260,7 +258,7 @@ CHAT = Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat)
 def chat_turn(body: ChatBody) -> ChatTurn:
     """Return the turn of ``body``. Raise RequestError for fields that exclude each other."""
     refuse_stream_fields(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
         raise RequestError(
@@ -271,11 +269,12 @@ def chat_turn(body: ChatBody) -> ChatTurn:
         raise RequestError(
             "prompt_logprobs with stream is not supported", param="prompt_logprobs", code="unsupported_parameter"
         )
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatTurn(
         conversation=chat_conversation(body),
         fields=body,
         n=body.n,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens=None if max_tokens == TO_THE_CONTEXT else max_tokens,
         answer_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -285,13 +284,25 @@ def chat_turn(body: ChatBody) -> ChatTurn:
     )
 
 
+def _thinks(body: ChatBody) -> bool | None:
+    """Return whether ``thinking`` asks for reasoning. MiniMax, GLM, Kimi and DeepSeek take it in their own APIs as
+    ``{"type": "disabled"}``; any other form is reported as ignored."""
+    kind = body.thinking.get("type") if isinstance(body.thinking, dict) else None
+    if kind in ("enabled", "disabled"):
+        return bool(kind == "enabled")
+    if body.thinking is not None and kind not in ("adaptive", "auto"):
+        note_ignored("thinking")
+    return None
+
+
 def chat_conversation(body: ChatBody) -> ConversationFields:
     """Return the fields of ``body`` that shape the prompt, and the reasoning. A top-level field overrides the same
     field in ``reasoning``."""
     reasoning = body.reasoning or ChatReasoning()
     variables, effort, budget = body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget
-    if reasoning.enabled is not None:
-        variables = {"enable_thinking": reasoning.enabled, **(variables or {})}
+    thinks = next((wish for wish in (reasoning.enabled, body.enable_thinking) if wish is not None), _thinks(body))
+    if thinks is not None:
+        variables = {"enable_thinking": thinks, **(variables or {})}
     return ConversationFields(
         messages=body.messages,
         tools=body.tools,

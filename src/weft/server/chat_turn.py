@@ -144,6 +144,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         shown_ids=plan.shown_ids,
+        stops_of=plan.stops if sampling.stop else None,
         prompt_field=turn.prompt_field,
         answer_field=turn.answer_field,
         id_slot=fields.id_slot,

@@ -14,7 +14,7 @@ from secrets import token_hex
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError, WeftError
+from weft.errors import RequestError
 from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Usage, check_count
@@ -33,7 +33,7 @@ from weft.server.protocol import (
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
-from weft.server.sse import DONE, Way, failure_lines, sse_line
+from weft.server.sse import DONE, StreamedJob, Way, sse_line
 from weft.server.truncation import fitted, tokens_after_cut
 from weft.text.choices import Choice, Piece
 from weft.text.prompt import Prompt
@@ -65,7 +65,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
 _encoder = msgspec.json.Encoder()
 
 
-class CompletionJob:
+class CompletionJob(StreamedJob):
     """One request to /v1/completions, prepared: ``generation`` is ready to start."""
 
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
@@ -104,9 +104,6 @@ class CompletionJob:
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
 
-    def begin(self) -> bytes:
-        return b""
-
     def part(self, pieces: list[Piece]) -> bytes:
         lines = []
         for piece in pieces:
@@ -120,9 +117,6 @@ class CompletionJob:
         if not self._last_usage:
             return DONE
         return sse_line(_encoder.encode(self._response([], self.generation.usage()))) + DONE
-
-    def failed(self, error: WeftError) -> bytes:
-        return failure_lines(error)
 
     def _sampling(self, prompt: Prompt) -> SamplingParams:
         body, info = self._body, self._model.info

@@ -125,6 +125,25 @@ class _StopParsingError(Exception):
     """Raised through the parser, which then takes no more bytes."""
 
 
+class _UnchunkedSend:
+    """``send`` of a request of HTTP/1.0, whose clients know no chunks: a body of unknown length ends with the
+    connection. uvicorn writes chunks to them."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._has_length = False
+
+    async def __call__(self, message: Any) -> None:
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if self._has_length else False
+        elif not self._has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(
         self,
@@ -290,6 +309,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = _UnchunkedSend(cycle)  # type: ignore[method-assign]
         cycle.scope["state"][WRITE_PART] = functools.partial(self._write_part, cycle)
         super()._start_asgi_task(cycle, app)
 

@@ -21,7 +21,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Pooling
-from weft.server.generation import check_count
+from weft.server.generation import InputDetails, OutputDetails, ResponseUsage, check_count
 from weft.server.pooling import UNSERVED_IN_POOLING, PoolingJob, PoolingUsage
 from weft.server.protocol import Priority, Salt, Unserved
 from weft.server.served_model import ServedModel
@@ -115,34 +115,15 @@ class SystemOneBody(_AskingBody, kw_only=True):
     questions: dict[str, Any]
 
 
-class TokenDetails(msgspec.Struct, kw_only=True):
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct, kw_only=True):
-    reasoning_tokens: int = 0
-
-
-class DecisionUsage(msgspec.Struct, kw_only=True):
-    """Counts over the prompts of all questions."""
-
-    input_tokens: int
-    input_tokens_details: TokenDetails
-    output_tokens: int = 0
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
 class DecisionAnswers(msgspec.Struct, kw_only=True):
     model: str
     answers: list[dict[str, Any]]
-    usage: DecisionUsage
+    usage: ResponseUsage
 
 
 class SystemOneUsage(msgspec.Struct, kw_only=True):
     input_tokens: int
-    input_tokens_details: TokenDetails
+    input_tokens_details: InputDetails
     output_tokens: int = 0
 
 
@@ -176,9 +157,9 @@ class DecisionJob(_AskingJob):
             DecisionAnswers(
                 model=self.name,
                 answers=answers,
-                usage=DecisionUsage(
+                usage=ResponseUsage(
                     input_tokens=usage.prompt_tokens,
-                    input_tokens_details=TokenDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+                    input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
                     output_tokens_details=OutputDetails(),
                     total_tokens=usage.total_tokens,
                 ),
@@ -208,7 +189,7 @@ class SystemOneJob(_AskingJob):
                 answers=answers,
                 usage=SystemOneUsage(
                     input_tokens=usage.prompt_tokens,
-                    input_tokens_details=TokenDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+                    input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
                 ),
             )
         )

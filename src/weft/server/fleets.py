@@ -18,9 +18,9 @@ from weft.fleet.fleet import Fleet
 from weft.kv_events import read_config
 from weft.router.choice import make_router
 from weft.router.protocol import Router
-from weft.rpc.client import ANYWHERE, ASSEMBLE, HostShare
+from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import LinkKeys, own_address
-from weft.rpc.messages import PeerKeys, RecordingTarget
+from weft.rpc.messages import ANYWHERE, HostShare, PeerKeys, RecordingTarget
 from weft.server.config import ServerConfig
 
 ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")

@@ -30,7 +30,7 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
-from weft.text.choices import Choice, Piece, showing
+from weft.text.choices import Choice, Piece, Stops, showing
 from weft.text.current_request import API_KEY, note_ignored
 from weft.text.prompt import Prompt
 
@@ -63,9 +63,31 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the weights that computed the last token, if an update named it."""
 
 
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``cache_write_tokens`` is always 0: every prefix is cached, at no cost."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """``Usage`` under the names of /v1/responses and /v1/decisions, which counts the prompts of all questions."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``shown_ids``: special tokens that stay in the text of an answer.
+    ``stops_of``: returns the stop strings of an answer, as ``Choice`` takes them.
     ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens and of the
     alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
     constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
@@ -83,6 +105,7 @@ class Generation:
         priority: int,
         cache_salt: str,
         shown_ids: frozenset[int] = frozenset(),
+        stops_of: Callable[[SamplingParams], Stops | None] | None = None,
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
@@ -148,7 +171,8 @@ class Generation:
         decoder = showing(model.renderer.tokenizer, shown_ids)
         for request in self._requests:
             for index in range(request.sampling.n):
-                choice = Choice(len(self.choices), decoder, request.sampling, request.prompt_tokens)
+                stops = None if stops_of is None else stops_of(request.sampling)
+                choice = Choice(len(self.choices), decoder, request.sampling, request.prompt_tokens, stops)
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
             self._by_prompt.append(self.choices[-request.sampling.n :])

@@ -36,7 +36,8 @@ from weft.info import ModelInfo
 from weft.models.local import whole_models
 from weft.planning.residency import Residency, Resident, Use
 from weft.planning.together import ModelNeed, share_of
-from weft.rpc.client import ASSEMBLE, HostShare
+from weft.rpc.client import ASSEMBLE
+from weft.rpc.messages import HostShare
 from weft.server.config import ServerConfig
 from weft.server.fleets import new_fleet
 from weft.server.models import HostedModel, KeepAlive, Models, ModelUse

@@ -47,6 +47,7 @@ from weft.text.chat import ChatMessage
 from weft.text.current_request import NAMES_MAX, ignored_fields, note_ignored, shown_name
 from weft.text.grammar_fields import from_response_format, from_structured_outputs
 from weft.text.grammars import KINDS, TokenOf, grammar_from
+from weft.text.surrogates import whole_characters
 
 COMPLETION_TOKENS_DEFAULT = 16
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -149,6 +150,8 @@ class ChatBody(GenerateBody, kw_only=True):
     reasoning_effort: str | None = None
     thinking_token_budget: Int | None = None
     reasoning: ChatReasoning | None = None
+    enable_thinking: bool | None = None
+    thinking: Any = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     max_completion_tokens: Int | None = None
@@ -298,7 +301,7 @@ def parse_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
 
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(raw)
+        value, raw = _decoded(raw)
         if len(raw) <= LARGE_BODY_BYTES:  # BodyChecker has checked larger bodies
             _refuse_duplicates(raw)
     except RecursionError:
@@ -310,6 +313,19 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
     return value
+
+
+def _decoded(raw: bytes) -> tuple[Any, bytes]:
+    """Return the value of a JSON text, and the text of which it is the value. Half of a surrogate pair in a string is
+    read as U+FFFD: agents cut texts in the middle of an emoji, and send them again with every later turn. Raise
+    DecodeError, ValueError, RecursionError."""
+    try:
+        return msgspec.json.decode(raw), raw
+    except msgspec.DecodeError:
+        whole = whole_characters(raw)
+        if whole == raw:
+            raise
+        return msgspec.json.decode(whole), whole
 
 
 class BodyVerdict(msgspec.Struct):

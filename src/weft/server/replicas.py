@@ -30,8 +30,8 @@ from weft.server.protocol import parse_body
 from weft.server.service import Service
 from weft.server.sse import json_response
 
-DRAIN_S = 30.0
-DRAIN_MAX_S = 24 * 3600.0
+WAIT_S = 30.0
+WAIT_MAX_S = 24 * 3600.0
 
 
 class ReplicaReport(msgspec.Struct):
@@ -69,7 +69,9 @@ class ReplicaHandlers:
 
     async def drain_replica(self, request: Request) -> Response:
         await self._fleet(request).drain(
-            _replica_number(request), timeout_s=_timeout(request), restart=read_flag(request, "restart")
+            _replica_number(request),
+            timeout_s=read_timeout(request.query_params),
+            restart=read_flag(request.query_params, "restart"),
         )
         return self._answer()
 
@@ -78,7 +80,7 @@ class ReplicaHandlers:
         return self._answer()
 
     async def restart_replicas(self, request: Request) -> Response:
-        await self._fleet(request).roll(timeout_s=_timeout(request))
+        await self._fleet(request).roll(timeout_s=read_timeout(request.query_params))
         return self._answer()
 
     def _fleet(self, request: Request) -> Fleet:
@@ -122,23 +124,14 @@ def _replica_number(request: Request) -> int:
     return int(text)
 
 
-def _timeout(request: Request) -> float:
-    value: float = _number(request.query_params, "timeout", float, DRAIN_S)
-    if not 0 <= value <= DRAIN_MAX_S:
-        raise RequestError(f"timeout is {value:g}; it may be 0 to {DRAIN_MAX_S:g} seconds", param="timeout")
-    return value
-
-
-def read_flag(request: Request, name: str, otherwise: str = "false") -> bool:
+def read_flag(query: QueryParams, name: str, otherwise: bool = False) -> bool:
     """Return a flag of the query. Raise RequestError."""
-    text = request.query_params.get(name, otherwise).lower()
+    text = query.get(name, str(otherwise)).lower()
     if text not in ("true", "false", "1", "0"):
         raise RequestError(f"{name} is {text!r}; it may be true or false", param=name)
     return text in ("true", "1")
 
 
-WAIT_S = 30.0
-WAIT_MAX_S = 24 * 3600.0
 _MODES = ("wait", "abort")
 
 
@@ -190,7 +183,7 @@ def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
     return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
 
 
-def read_timeout(query: QueryParams, otherwise: float) -> float:
+def read_timeout(query: QueryParams, otherwise: float = WAIT_S) -> float:
     """Return the timeout of the query. Raise RequestError."""
     timeout_s: float = _number(query, "timeout", float, otherwise)
     if not 0 <= timeout_s <= WAIT_MAX_S:  # also NaN

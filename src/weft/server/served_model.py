@@ -107,7 +107,7 @@ def load_served_model(
             control=ControlTokens(_control(tokenizer, "", info)),
         ),
         read_decision_settings(directory),
-        _vocabulary(directory),
+        bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16],
     )
 
 
@@ -180,10 +180,6 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
         pictures_max=config.images,
         media=media,
     )
-
-
-def _vocabulary(directory: Path) -> bytes:
-    return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]
 
 
 def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:

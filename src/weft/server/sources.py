@@ -159,7 +159,7 @@ def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, 
 def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
     """Return the sampling that the checkpoint recommends; empty if it cannot be read: the load reports the error."""
     try:
-        return read_generation_defaults(directory, {}).sampling()
+        return read_generation_defaults(directory, {}).sampling
     except CheckpointError:
         return {}
 

@@ -19,7 +19,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -27,7 +27,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import RequestError, WeftError
-from weft.server.connection import WRITE_PART
+from weft.server.connection import WRITE_PART, body_too_large
+from weft.server.content_coding import coding_of, pieces
+from weft.server.edge import EdgeLimits
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.protocol import LARGE_BODY_BYTES, Unserved
@@ -273,19 +275,23 @@ class Job(Protocol):
 
 
 class StreamedJob(Job, Protocol):
-    """A job whose answer may be streamed."""
+    """Base of a job whose answer may be streamed."""
 
     def begin(self) -> bytes:
-        """Return the lines in front of the first piece."""
+        """Return the lines before the first piece."""
+        return b""
 
+    @abstractmethod
     def part(self, pieces: list[Piece]) -> bytes:
         """Return the lines of the next pieces, if any."""
 
     async def end(self) -> bytes:
         """Return the lines after the last piece."""
+        return b""
 
     def failed(self, error: WeftError) -> bytes:
         """Return the lines of an error that ends the answer."""
+        return failure_lines(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +344,10 @@ async def answer_job(
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
-    """Return the body. Raise WrongMediaTypeError; ClientGoneError if the client left; the refusals of ``BodyChecker``.
-    ``connection`` bounds the size. ``undeclared``: whether another content type is accepted, as ``curl -d`` sends
-    one."""
+    """Return the body, as it was before a client compressed it. Raise WrongMediaTypeError; ClientGoneError if the
+    client left; the refusals of ``BodyChecker``. ``connection`` bounds the size. ``undeclared``: whether another
+    content type is accepted, as ``curl -d`` sends one."""
+    coding = coding_of(request.headers.get("content-encoding", ""))
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
@@ -357,6 +364,8 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
         if not message.get("more_body", False):
             break
     raw = b"".join(parts)
+    if coding:
+        raw = await unless_gone(_uncompressed(request, raw, coding), request.receive)
     tenant = tenant_of(request)
     if tenant is not None:
         request.scope["state"]["body_bytes"] = len(raw)  # released by the gate
@@ -367,6 +376,24 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     if len(raw) > LARGE_BODY_BYTES:
         await unless_gone(checker.check(raw), request.receive)
     return raw
+
+
+async def _uncompressed(request: Request, raw: bytes, coding: str) -> bytes:
+    """Return the content of a compressed body. The request's headers are then those of the content, for a process to
+    which it is forwarded."""
+    limits: EdgeLimits = request.app.state.edge_limits
+    parts, size_bytes = [], 0
+    async for piece in pieces(raw, coding):
+        size_bytes += len(piece)
+        if size_bytes > limits.body_bytes:
+            raise body_too_large(limits, size_bytes)
+        refusal = request.scope["state"]["body_lease"].grow(len(piece))
+        if refusal is not None:
+            raise refusal
+        parts.append(piece)
+    headers = [row for row in request.scope["headers"] if row[0] not in (b"content-encoding", b"content-length")]
+    request.scope["headers"] = [*headers, (b"content-length", b"%d" % size_bytes)]
+    return b"".join(parts)
 
 
 def uncount(request: Request) -> None:
@@ -394,7 +421,17 @@ def owner_of(request: Request) -> str:
     return "" if tenant is None else tenant.owner
 
 
-def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
+class Page(msgspec.Struct, Generic[T], kw_only=True):
+    """A part of a list. ``first_id``, ``last_id``: null if the part is empty."""
+
+    object: str = "list"
+    data: list[T]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def page_of(listed: Sequence[T], request: Request, id_of: Callable[[T], str]) -> Page[T]:
     """Return the part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raise RequestError."""
     query = request.query_params
     limit_text = query.get("limit", str(PAGE_DEFAULT))
@@ -409,13 +446,12 @@ def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]
             raise RequestError(f"after is {after[:100]!r}, which is not one of the listed ids", param="after")
         begin = ids.index(after) + 1
     end = min(begin + limit, len(ids))
-    return {
-        "object": "list",
-        "data": listed[begin:end],
-        "has_more": end < len(ids),
-        "first_id": ids[begin] if begin < end else None,
-        "last_id": ids[end - 1] if begin < end else None,
-    }
+    return Page(
+        data=list(listed[begin:end]),
+        has_more=end < len(ids),
+        first_id=ids[begin] if begin < end else None,
+        last_id=ids[end - 1] if begin < end else None,
+    )
 
 
 def json_response(value: Any, status: int = 200) -> Response:

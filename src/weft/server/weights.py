@@ -23,7 +23,7 @@ from weft.engine.stats import Flushed
 from weft.errors import RequestError
 from weft.rpc.messages import PauseMode, WeightsOutcome
 from weft.server.protocol import parse_body
-from weft.server.replicas import WAIT_S, read_timeout
+from weft.server.replicas import WAIT_S, read_flag, read_timeout
 
 VERSION_HEADER = "x-weft-weight-version"
 VERSION_CHARS_MAX = 256
@@ -87,10 +87,8 @@ class PauseRequest(msgspec.Struct, frozen=True):
 def read_pause(query: QueryParams, raw: bytes) -> PauseRequest:
     """Return the call; the query overrides the body. Raise RequestError that names the field."""
     body = parse_body(raw, PauseBody) if raw.strip() else PauseBody()
-    flag = query.get("clear_cache", str(body.clear_cache)).lower()
-    if flag not in ("true", "false", "1", "0"):
-        raise RequestError(f"clear_cache is {flag!r}; it may be true or false", param="clear_cache")
-    return PauseRequest(_mode(query, body.mode), read_timeout(query, body.timeout), flag in ("true", "1"))
+    clears_cache = read_flag(query, "clear_cache", body.clear_cache)
+    return PauseRequest(_mode(query, body.mode), read_timeout(query, body.timeout), clears_cache)
 
 
 def read_update(query: QueryParams, raw: bytes) -> PauseRequest:

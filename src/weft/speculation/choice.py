@@ -168,7 +168,7 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) 
         return [_best_of_one(survivals[0], costs)]
     ranked = sorted(
         ((survival, index) for index, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
-        key=_first,
+        key=lambda pair: pair[0],
         reverse=True,
     )
     counts = [0] * len(survivals)
@@ -211,10 +211,6 @@ def may_pay(decodes: int, drafts_max: int, costs: RowCosts) -> bool:
     least = GAIN_MIN * decodes / costs.seconds(decodes)
     numbers = [number for number in _NUMBERS if number < drafts_max]
     return any((decodes + number) / costs.verify_seconds(decodes, number) > least for number in (*numbers, drafts_max))
-
-
-def _first(pair: tuple[float, int]) -> float:
-    return pair[0]
 
 
 SHARE = 0.01

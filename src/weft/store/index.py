@@ -83,7 +83,7 @@ class StoreIndex:
         self.spaces: dict[tuple[bytes, bytes], int] = {}
         self._free: list[int] = []
         self._short: dict[int, int] = {}
-        self._tick = 0
+        self.tick = 0
         self._changes = 0
         """Entries added and removed so far."""
         self.durable_changes = 0
@@ -107,7 +107,7 @@ class StoreIndex:
         c["block"][part] = rows["offset"] // np.uint64(4096)
         c["line"][part], c["uses"][part] = live.lines, live.uses
         c["last_use"][part] = np.arange(count, dtype=np.uint32)
-        self._tick = count
+        self.tick = count
         parents = live.parents
         c["parent"][part] = parents
         np.add.at(c["users"], parents[parents >= 0], 1)
@@ -153,9 +153,9 @@ class StoreIndex:
         c = self.c
         for name, (_, fill) in _COLUMNS.items():
             c[name][entry] = columns.get(name, fill)
-        self._tick += 1
+        self.tick += 1
         c["parent"][entry], c["space"][entry] = parent, space
-        c["kind"][entry], c["last_use"][entry] = kind, self._tick
+        c["kind"][entry], c["last_use"][entry] = kind, self.tick
         if parent != NO_ENTRY:
             c["users"][parent] += 1
         if kind == KV:
@@ -192,17 +192,13 @@ class StoreIndex:
 
     def touch(self, entry: int) -> None:
         """Count a restore of a snapshot."""
-        self._tick += 1
+        self.tick += 1
         self.c["uses"][entry] += 1
-        self.c["last_use"][entry] = self._tick
+        self.c["last_use"][entry] = self.tick
 
     @property
     def live_count(self) -> int:
         return self.length - len(self._free)
-
-    @property
-    def tick(self) -> int:
-        return self._tick
 
     def deepest(self, root: int, tokens: bytes, *, above: int, exact: bool) -> tuple[int, KvChain] | None:
         """Return the deepest durable snapshot of more than ``above`` tokens under ``tokens``, and its KV."""

@@ -19,7 +19,7 @@ Only the pass over the states is sequential. It takes chunk c of every run at on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,8 @@ import torch
 from weft.spec import ModelSpec, StatePart
 from weft.tensor import native
 from weft.tensor.inputs import Runs
+from weft.tensor.scratch import scratch
+from weft.tensor.state_rows import prefill_rows
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, ceil_div
 
 LOG_DECAY_MIN = -80.0
@@ -114,11 +116,37 @@ def decay_of(log_decay: torch.Tensor) -> torch.Tensor:
 
 def chunk_layout(runs: Runs) -> ChunkLayout:
     """Return the layout of this step's prefill runs (one at least), computed once per step."""
-    known = runs.memo.get("chunks")
-    if known is None:
-        known = runs.memo["chunks"] = _lay_out(runs)
-    assert isinstance(known, ChunkLayout)
-    return known
+    return runs.once("chunks", lambda: _lay_out(runs))
+
+
+def in_blocks(
+    op: str,
+    inputs: Mapping[str, torch.Tensor],
+    state_S: torch.Tensor,
+    runs: Runs,
+    out_shape: Sequence[int],
+    block: Callable[[dict[str, torch.Tensor], int, list[Step], torch.Tensor, torch.Tensor], None],
+) -> torch.Tensor:
+    """Return the outputs of the prefill runs, float32 [T', *out_shape], in the order of T, and advance their states in
+    ``state_S`` [slots, ...]. ``inputs``: [T', ...] of the prefill tokens by name; ``op`` names the scratch buffers.
+
+    ``block(x, first, steps, state, out)`` computes consecutive ``steps``. ``x``: float32 [chunks, size, ...] of each
+    input from chunk ``first`` on. ``state`` [rows, ...], in ``ChunkLayout.order``, is advanced in place; ``out`` [all
+    chunks, size, *out_shape] is written.
+    """
+    layout = chunk_layout(runs)
+    chunks = layout.chunk_count, layout.size
+    padded = {
+        name: layout.spread(x, scratch.take(f"{op}.{name}", (*chunks, *x.shape[1:]), torch.float32))
+        for name, x in inputs.items()
+    }
+    rows = prefill_rows(runs, layout.order, "state_rows.chunked")
+    state = rows.read(state_S, f"{op}.state")
+    out = scratch.take(f"{op}.out", (*chunks, *out_shape), torch.float32)
+    for first, count, steps in layout.blocks():
+        block({name: x[first : first + count] for name, x in padded.items()}, first, steps, state, out)
+    rows.write_back(state_S, state)
+    return layout.collect(out)
 
 
 def _lay_out(runs: Runs) -> ChunkLayout:

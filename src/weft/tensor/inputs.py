@@ -13,16 +13,18 @@ finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.replay_log import ReplayLog
 from weft.units import PAD, PAGE_TOKENS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,20 @@ class Runs:
     def run_count(self) -> int:
         return len(self.offsets)
 
+    def once(self, key: str, derive: Callable[[], T]) -> T:
+        """Return the result of ``derive``, which is called once per step for ``key`` (``memo``)."""
+        if key not in self.memo:
+            self.memo[key] = derive()
+        derived: T = self.memo[key]
+        return derived
+
     def in_chunks(self, tokens: int) -> Runs:
         """Return these runs for attention in which a token sees only its own chunk of ``tokens`` tokens of the text, a
         multiple of a page: runs are cut where chunks end, and the pages of each begin with those of its chunk.
         """
         if all(start + length <= tokens for start, length in zip(self.starts, self.lengths, strict=True)):
             return self
-        key = f"chunks.{tokens}"
-        if key not in self.memo:
-            self.memo[key] = self._cut(tokens)
-        cut: Runs = self.memo[key]
-        return cut
+        return self.once(f"chunks.{tokens}", lambda: self._cut(tokens))
 
     def _cut(self, tokens: int) -> Runs:
         pieces = [piece for run in range(self.run_count) for piece in self._pieces(run, tokens)]

@@ -60,11 +60,7 @@ class StateRows:
 
 def prefill_rows(runs: Runs, chosen: Sequence[int], memo_key: str) -> StateRows:
     """Return the rows for runs ``chosen``, in that order; cached in ``runs.memo`` under ``memo_key``."""
-    known = runs.memo.get(memo_key)
-    if known is None:
-        known = runs.memo[memo_key] = _rows(runs, chosen, 0)
-    assert isinstance(known, StateRows)
-    return known
+    return runs.once(memo_key, lambda: _rows(runs, chosen, 0))
 
 
 def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
@@ -72,15 +68,13 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
     part_bytes = state.itemsize * prod(state.shape[1:])
     # Small states are one block anyway.
     block = max(1, STATE_BLOCK_BYTES // part_bytes)
-    key = f"state_rows.decode.{min(block, runs.decode_count)}"
-    known = runs.memo.get(key)
-    if known is None:
-        known = runs.memo[key] = [
+    return runs.once(
+        f"state_rows.decode.{min(block, runs.decode_count)}",
+        lambda: [
             _rows(runs, range(begin, min(begin + block, runs.decode_count)), begin)
             for begin in range(0, runs.decode_count, block)
-        ]
-    assert isinstance(known, list)
-    return known
+        ],
+    )
 
 
 @contextmanager
@@ -89,16 +83,17 @@ def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
     if runs.log is None or not runs.verify_count:
         yield
         return
-    index = runs.memo.get("verified_slots")
-    if index is None:
-        slots_V = runs.slots_R[runs.decode_count : runs.decode_count + runs.verify_count]
-        # PAD, which a recorded step has, is another window's slot: it gets the same bytes once more.
-        other = slots_V.amax().clamp(min=0)
-        index = runs.memo["verified_slots"] = torch.where(slots_V == PAD, other, slots_V)
+    index = runs.once("verified_slots", lambda: _verified_slots(runs))
     # Before the kernel writes: it treats verify runs as any others.
     before = state.index_select(0, index)
     yield
     state.index_copy_(0, index, before)
+
+
+def _verified_slots(runs: Runs) -> torch.Tensor:
+    slots_V = runs.slots_R[runs.decode_count : runs.decode_count + runs.verify_count]
+    # PAD, which a recorded step has, is another window's slot: it gets the same bytes once more.
+    return torch.where(slots_V == PAD, slots_V.amax().clamp(min=0), slots_V)
 
 
 def _rows(runs: Runs, chosen: Sequence[int], begin: int) -> StateRows:

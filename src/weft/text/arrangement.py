@@ -32,12 +32,14 @@ A template may still refuse a combination that no trial has. ``STRICTEST`` appli
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeVar, cast
 
 from weft.errors import RequestError
+from weft.text.surrogates import whole_characters
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.writing import calls_text
 
@@ -51,150 +53,143 @@ _SHORT_ID_CHARS = 9
 _TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 _OPEN_ARGUMENTS = "arguments"
 """Name of the one parameter of a past call whose arguments are not a JSON object."""
+Trial = TypeVar("Trial", bound=Callable[..., bool])
 
 
-class Takes(Protocol):
-    """Interface to the forms of messages that a template takes."""
+def _once(trial: Trial) -> Trial:
+    """Make a method of ``TemplateTakes`` try a form only once."""
 
-    def system(self, role: str) -> bool: ...
-    def several_systems(self, role: str) -> bool: ...
-    def later_system(self, role: str) -> bool: ...
-    def tool_results(self) -> bool: ...
-    def observations(self) -> bool: ...
-    def repeated(self, role: str) -> bool: ...
-    def answer_first(self) -> bool: ...
-    def question_behind(self, role: str) -> bool: ...
-    def system_alone(self, role: str) -> bool: ...
-    def several_calls(self) -> bool: ...
-    def lone_result(self) -> bool: ...
-    def empty_answer(self) -> bool: ...
-    def object_arguments(self) -> bool: ...
-    def any_call_ids(self) -> bool: ...
+    @functools.wraps(trial)
+    def known(takes: TemplateTakes, *arguments: str) -> bool:
+        key = (trial.__name__, *arguments)
+        if key not in takes.known:
+            takes.known[key] = trial(takes, *arguments)
+        return takes.known[key]
+
+    return cast(Trial, known)
 
 
 class TemplateTakes:
     """The forms that a template takes, found by trials. ``write`` renders turns with the template and the definitions
-    of tools, without the beginning of an answer; it raises RequestError."""
+    of tools, without the beginning of an answer; it raises RequestError. ``known``: results by the name of the method
+    and its arguments."""
 
-    def __init__(self, write: Callable[[list[Turn], list[Any]], str]) -> None:
+    def __init__(
+        self, write: Callable[[list[Turn], list[Any]], str], known: dict[tuple[str, ...], bool] | None = None
+    ) -> None:
         self._write = write
-        self._known: dict[tuple[str, ...], bool] = {}
+        self.known = {} if known is None else known
 
+    @_once
     def system(self, role: str) -> bool:
-        return self._tried(("system", role), _said(role, 0), _said("user", 1))
+        return self._writes_all(_said(role, 0), _said("user", 1))
 
+    @_once
     def several_systems(self, role: str) -> bool:
-        return self._tried(("several", role), _said(role, 0), _said(role, 1), _said("user", 2))
+        return self._writes_all(_said(role, 0), _said(role, 1), _said("user", 2))
 
+    @_once
     def later_system(self, role: str) -> bool:
         """Return whether a system message may follow a turn of ``role``, a question or an answer: a template that
         counts turns takes it after only one of them."""
         question, answer, said = _said("user", 0), _said("assistant", 1), _said(role, 2)
-        return self._tried(("later", role, "answer"), question, answer, said, _said("user", 1)) and self._tried(
-            ("later", role), question, _said(role, 1), _said("assistant", 2)
-        )
+        after_answer = self._writes_all(question, answer, said, _said("user", 1))
+        return after_answer and self._writes_all(question, _said(role, 1), _said("assistant", 2))
 
+    @_once
     def tool_results(self) -> bool:
-        return self._tried(("tool",), *_called(), _said("tool", 1), words=_WORDS[1:2])
+        return self._writes_all(*_called(), _said("tool", 1), words=_WORDS[1:2])
 
+    @_once
     def observations(self) -> bool:
         """Return whether the template knows results of tools only by the older name of their role."""
-        return not self.tool_results() and self._tried(
-            ("observation",), *_called(), _said("observation", 1), words=_WORDS[1:2]
-        )
+        return not self.tool_results() and self._writes_all(*_called(), _said("observation", 1), words=_WORDS[1:2])
 
+    @_once
     def repeated(self, role: str) -> bool:
         before = () if role == "user" else (_said("user", 0),)
         first = len(before)
-        return self._tried(("repeated", role), *before, _said(role, first), _said(role, first + 1))
+        return self._writes_all(*before, _said(role, first), _said(role, first + 1))
 
+    @_once
     def answer_first(self) -> bool:
-        return self._tried(("answer",), _said("assistant", 0), _said("user", 1))
+        return self._writes_all(_said("assistant", 0), _said("user", 1))
 
+    @_once
     def question_behind(self, role: str) -> bool:
         """Return whether a question may follow a result ("tool"), or calls without a result ("assistant")."""
         result = (_said("tool", 1),) if role == "tool" else ()
-        return self._tried(("behind", role), *_called(), *result, _said("user", 2), words=_WORDS[2:])
+        return self._writes_all(*_called(), *result, _said("user", 2), words=_WORDS[2:])
 
+    @_once
     def system_alone(self, role: str) -> bool:
-        return self._tried(("alone", role), _said(role, 0))
+        return self._writes_all(_said(role, 0))
 
+    @_once
     def several_calls(self) -> bool:
         question, answer = _called()
         turns = (question, {**answer, "tool_calls": answer["tool_calls"] * 2}, _said("tool", 1), _said("tool", 2))
-        return self._tried(("several calls",), *turns) or not self.tool_results()
+        return self._writes_all(*turns) or not self.tool_results()
 
+    @_once
     def lone_result(self) -> bool:
-        return self._tried(("lone",), _said("user", 0), _said("tool", 1))
+        return self._writes_all(_said("user", 0), _said("tool", 1))
 
+    @_once
     def empty_answer(self) -> bool:
         answer: Turn = {"role": "assistant", "content": ""}
-        return self._tried(("empty",), _said("user", 0), answer, _said("user", 1), words=_WORDS[:2])
+        return self._writes_all(_said("user", 0), answer, _said("user", 1), words=_WORDS[:2])
 
+    @_once
     def object_arguments(self) -> bool:
         """Return whether the template takes arguments of calls as objects. False only if it prints JSON text as it is,
         and an object in Python's form or not at all."""
-        key = ("arguments",)
-        if key not in self._known:
-            arguments = {_WORDS[0]: _WORDS[1]}
-            text = json.dumps(arguments)
-            shown = self._written([*_called(arguments), _said("tool", 2)])
-            if _WORDS[0] in shown and _WORDS[1] in shown and str(arguments) not in shown:
-                self._known[key] = True
-            else:
-                self._known[key] = text not in self._written([*_called(text), _said("tool", 2)])
-        return self._known[key]
+        arguments = {_WORDS[0]: _WORDS[1]}
+        text = json.dumps(arguments)
+        shown = self._written([*_called(arguments), _said("tool", 2)])
+        if _WORDS[0] in shown and _WORDS[1] in shown and str(arguments) not in shown:
+            return True
+        return text not in self._written([*_called(text), _said("tool", 2)])
 
+    @_once
     def any_call_ids(self) -> bool:
-        key = ("ids",)
-        if key not in self._known:
-            long = self._written(_called_turns(_CALL_ID))
-            self._known[key] = bool(long) or not self._written(_called_turns(_short_id(_CALL_ID)))
-        return self._known[key]
+        long = self._written(_called_turns(_CALL_ID))
+        return bool(long) or not self._written(_called_turns(_short_id(_CALL_ID)))
 
+    @_once
     def calls(self) -> bool:
         """Return whether the template writes anything of a past call, with tools or without. (A result may show name
         and id of its call.)"""
-        key = ("calls",)
-        if key not in self._known:
-            arguments = {_WORDS[0]: _WORDS[1]}
-            turns = [
-                *_called(arguments if self.object_arguments() else json.dumps(arguments), name=_WORDS[2]),
-                _said("tool", 0),
-            ]
-            turns[0] = {"role": "user", "content": "?"}
-            shown = (*_WORDS[1:], _short_id(_CALL_ID))
-            self._known[key] = not self._writes_questions() or any(
-                any(word in self._written(turns[:2], tools) for word in shown)
-                or _WORDS[1] in self._written(turns, tools)
-                for tools in ((), (_TOOL,))
-            )
-        return self._known[key]
+        arguments = {_WORDS[0]: _WORDS[1]}
+        turns = [
+            *_called(arguments if self.object_arguments() else json.dumps(arguments), name=_WORDS[2]),
+            _said("tool", 0),
+        ]
+        turns[0] = {"role": "user", "content": "?"}
+        shown = (*_WORDS[1:], _short_id(_CALL_ID))
+        return not self._writes_questions() or any(
+            any(word in self._written(turns[:2], tools) for word in shown) or _WORDS[1] in self._written(turns, tools)
+            for tools in ((), (_TOOL,))
+        )
 
+    @_once
     def thinking_with_content(self) -> bool:
         """Return whether an answer with content and a call may have reasoning by the name ``thinking``."""
-        key = ("thinking",)
-        if key not in self._known:
-            question, answer = _called({} if self.object_arguments() else "{}")
-            said = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _WORDS[0])
-            turns = [question | {"content": "?"}, answer | said | {"content": _WORDS[1]}, _said("tool", 2)]
-            text = self._written(turns)
-            self._known[key] = _in_order(_WORDS[:2], text) and text.count(_WORDS[0]) == 1
-        return self._known[key]
+        question, answer = _called({} if self.object_arguments() else "{}")
+        said = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _WORDS[0])
+        turns = [question | {"content": "?"}, answer | said | {"content": _WORDS[1]}, _said("tool", 2)]
+        text = self._written(turns)
+        return _in_order(_WORDS[:2], text) and text.count(_WORDS[0]) == 1
 
-    def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
+    def _writes_all(self, *turns: Turn, words: Sequence[str] | None = None) -> bool:
         """Return whether the template writes all of ``turns``. Return True if it does not even write a question: then
         no other form would help."""
-        if key not in self._known:
-            wanted = _WORDS[: min(len(turns), len(_WORDS))] if words is None else words
-            self._known[key] = _in_order(wanted, self._written(list(turns))) or not self._writes_questions()
-        return self._known[key]
+        wanted = _WORDS[: min(len(turns), len(_WORDS))] if words is None else words
+        return _in_order(wanted, self._written(list(turns))) or not self._writes_questions()
 
+    @_once
     def _writes_questions(self) -> bool:
-        key = ("question",)
-        if key not in self._known:
-            self._known[key] = _WORDS[0] in self._written([_said("user", 0)])
-        return self._known[key]
+        return _WORDS[0] in self._written([_said("user", 0)])
 
     def _written(self, turns: list[Turn], tools: Sequence[Any] = ()) -> str:
         try:
@@ -203,41 +198,15 @@ class TemplateTakes:
             return ""
 
 
-class _Nothing:
-    """A template that takes only the plainest forms."""
-
-    def system(self, role: str) -> bool:
-        return True
-
-    def several_systems(self, role: str) -> bool:
-        return False
-
-    later_system = several_systems
-    repeated = several_systems
-    system_alone = several_systems
-    question_behind = several_systems
-
-    def several_calls(self) -> bool:
-        return False
-
-    lone_result = several_calls
-    observations = several_calls
-    empty_answer = several_calls
-
-    def tool_results(self) -> bool:
-        return True
-
-    object_arguments = tool_results
-    any_call_ids = tool_results
-
-    def answer_first(self) -> bool:
-        return False
+STRICTEST = TemplateTakes(
+    lambda turns, tools: "",
+    dict.fromkeys([("_writes_questions",), ("tool_results",), ("object_arguments",), ("any_call_ids",)], True)
+    | {("system", role): True for role in SYSTEM_ROLES},
+)
+"""Template that takes only the plainest forms: every trial fails that is not known."""
 
 
-STRICTEST: Takes = _Nothing()
-
-
-def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
+def arranged(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     """Return ``turns``, changed by the rules in the module's docstring."""
     if any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         turns = _with_results(_with_calls(turns, takes), takes)
@@ -259,7 +228,7 @@ def _spoken(turn: Turn, row: ToolFormat | None) -> Turn:
     return said
 
 
-def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
+def _with_system(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     leading = next((index for index, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
     first, rest = turns[:leading], turns[leading:]
     if len(first) > 1 and not all(takes.several_systems(role) for role in {turn["role"] for turn in first}):
@@ -278,13 +247,13 @@ def _as_user(turn: Turn, takes_role: Callable[[str], bool]) -> Turn:
     return {**turn, "role": "user"} if role in SYSTEM_ROLES and not takes_role(role) else turn
 
 
-def _filled(turn: Turn, takes: Takes) -> Turn:
+def _filled(turn: Turn, takes: TemplateTakes) -> Turn:
     if turn["role"] != "assistant" or turn["content"] or turn.get("tool_calls") or takes.empty_answer():
         return turn
     return {**turn, "content": " "}
 
 
-def _with_results(turns: list[Turn], takes: Takes) -> list[Turn]:
+def _with_results(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     """Return ``turns`` with each result after its call, and results without a call as messages of the user, where the
     template needs it."""
     if any(len(turn.get("tool_calls") or ()) > 1 for turn in turns) and not takes.several_calls():
@@ -298,7 +267,7 @@ def _with_results(turns: list[Turn], takes: Takes) -> list[Turn]:
     return out
 
 
-def _retold(result: Turn, takes: Takes) -> Turn:
+def _retold(result: Turn, takes: TemplateTakes) -> Turn:
     """Return a result of a tool as a message of another role."""
     return {"role": "observation" if takes.observations() else "user", "content": result["content"]}
 
@@ -325,7 +294,7 @@ def _one_call_each(turns: list[Turn]) -> list[Turn]:
     return out
 
 
-def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:
+def _with_question(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     leading = next((index for index, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
     if leading == len(turns):
         return [_as_user(turn, takes.system_alone) for turn in turns]
@@ -334,7 +303,7 @@ def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:
     return [*turns[:leading], {"role": "user", "content": ""}, *turns[leading:]]
 
 
-def _joined(turns: list[Turn], takes: Takes) -> list[Turn]:
+def _joined(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     out: list[Turn] = []
     for turn in turns:
         role, before = turn["role"], out[-1] if out else {}
@@ -373,7 +342,7 @@ def _parts(content: Content) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def _with_calls(turns: list[Turn], takes: Takes) -> list[Turn]:
+def _with_calls(turns: list[Turn], takes: TemplateTakes) -> list[Turn]:
     as_objects, any_ids = takes.object_arguments(), takes.any_call_ids()
     if as_objects and any_ids:
         return turns
@@ -415,7 +384,8 @@ def argument_object(arguments: Any) -> dict[str, Any]:
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        is_text = isinstance(arguments, str)
+        value = json.loads(whole_characters(arguments.encode("utf-8", "surrogatepass"))) if is_text else arguments
     except ValueError:
         value = arguments
     except RecursionError:

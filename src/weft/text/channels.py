@@ -32,8 +32,8 @@ from typing import Any
 from weft.request import Grammar
 from weft.text.choices import first_marker, held_characters, may_become
 from weft.text.grammars import BUDGET_FIELD, FREE_TEXT, NO_FORCING, TokenOf, bounded_thoughts, literal, quoted
-from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, read_call
-from weft.text.tools.values import is_object, parse_json, to_json
+from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, call_of
+from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,11 @@ class MessageReader:
     def is_undecided(self) -> bool:
         return self.kind in ("before", "header")
 
+    @property
+    def held_chars(self) -> int:
+        """Number of characters at the end of the text so far that are not classified yet."""
+        return len(self._held)
+
     def push(self, text: str) -> list[Thought | str | CallDelta]:
         self._held += text
         self.has_thought = self.kind == "reasoning"
@@ -303,7 +308,7 @@ class MessageReader:
         self.kind = "header"
         arguments = self._arguments.strip()
         if self._row.has_named_calls:
-            call = read_call(arguments) if is_whole else None
+            call = call_of(parse_literal(arguments)) if is_whole else None
             if call is not None:
                 self._give(CallDelta(self._call_count - 1, _new_id(), *call, complete=True))
                 return

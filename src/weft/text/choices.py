@@ -76,10 +76,19 @@ class StopStrings:
         self._held = pending[safe:]
         return pending[:safe]
 
+    def skip(self, text: str) -> str:
+        """Return ``text``, in which no stop string counts."""
+        return text
+
     def flush(self) -> str:
         """End the answer, and return the text that was held back for a stop string that never came."""
         pending, self._held = self._held, ""
         return pending
+
+    @property
+    def held_chars(self) -> int:
+        """Number of characters that are held back."""
+        return len(self._held)
 
     def _advance(self, char: str) -> str | None:
         for which, stop in enumerate(self._stops):
@@ -93,6 +102,24 @@ class StopStrings:
             if state == len(stop):
                 return stop
         return None
+
+
+class Stops(Protocol):
+    """Interface to the stop strings of one answer, as ``StopStrings``."""
+
+    @property
+    def stopped(self) -> str | None: ...
+
+    def push(self, text: str) -> str: ...
+
+    def skip(self, text: str) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+def stop_strings(sampling: SamplingParams) -> StopStrings:
+    """Return the stop strings of a request, which count in all of the answer's text."""
+    return StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
 
 
 @lru_cache(maxsize=256)
@@ -294,10 +321,15 @@ class Piece:
 
 class Choice:
     """One answer of a request. ``index`` is the choice's index in the response; ``prompt_tokens`` the prompt it
-    continues."""
+    continues. ``stops``: its stop strings, if they do not count in all of the text."""
 
     def __init__(
-        self, index: int, decoder: TextDecoder, sampling: SamplingParams, prompt_tokens: Sequence[int]
+        self,
+        index: int,
+        decoder: TextDecoder,
+        sampling: SamplingParams,
+        prompt_tokens: Sequence[int],
+        stops: Stops | None = None,
     ) -> None:
         self.index = index
         self.finished = False
@@ -315,7 +347,7 @@ class Choice:
         self._text = IncrementalDetokenizer(
             decoder, skip_special_tokens=sampling.skip_special_tokens, context=prompt_tokens
         )
-        self._stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
+        self._stops: Stops = stop_strings(sampling) if stops is None else stops
         self._waiting = Piece(index)
 
     @property
@@ -360,6 +392,8 @@ class Choice:
             if self.stopped_by_text:
                 return self._finish("stop", self._stops.stopped)
             waiting.text += self._stops.flush()
+            if self.stopped_by_text:
+                return self._finish("stop", self._stops.stopped)
             return self._finish(event.finish_reason, event.stop_reason)
         return self._release() if waiting.text else None
 
@@ -380,9 +414,9 @@ class Choice:
         return len(event.tokens)
 
     def _show(self, text: str) -> str:
-        if not text or self.generated_tokens <= self._sampling.min_tokens:
+        if not text:
             return text
-        return self._stops.push(text)
+        return self._stops.skip(text) if self.generated_tokens <= self._sampling.min_tokens else self._stops.push(text)
 
     def _release(self) -> Piece:
         piece, self._waiting = self._waiting, Piece(self.index)

@@ -31,12 +31,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from weft.errors import RequestError
-from weft.request import Grammar
+from weft.request import Grammar, SamplingParams
 from weft.text import channels
 from weft.text.chat_request import ChatRequest
+from weft.text.choices import Stops, stop_strings
 from weft.text.current_request import note_ignored
 from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning, framed
 from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
+from weft.text.stop_scope import AfterReasoning, InMessages, ScopedStops, StopScope
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import Tool, ToolChoice, input_of
@@ -314,6 +316,25 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _header: str | None = None
     """Header of the message that the prompt has begun."""
     _is_sure: bool = False
+
+    def stops(self, sampling: SamplingParams) -> Stops | None:
+        """Return the stop strings of an answer that may reason: they do not count in its reasoning. None for an
+        answer without stop strings, or of a model without reasoning."""
+        if not sampling.stop or self._reasoning is None:
+            return None
+        scope: StopScope
+        if self._channels is not None:
+            scope = InMessages(
+                self._channels,
+                self._header,
+                takes_calls=self._calls is not None,
+                thinks=True,
+                single=self._single,
+                eager=False,
+            )
+        else:
+            scope = AfterReasoning(ReasoningSplitter(self._reasoning, inside=self._inside))
+        return ScopedStops(stop_strings(sampling), scope)
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
         """Return a reader of the answer. ``eager``: for a stream, see ``ToolCallReader``."""

@@ -45,8 +45,10 @@ Built = TypeVar("Built")
 
 def in_one_line(error: str) -> str:
     """Return the compiler's error in one line, without its drawings of the text. For a regex, return the regex and its
-    error."""
+    error, also for a pattern of a schema."""
     regex = re.search(r'(invalid regex ".*?") \(in regex\).*\berror: ([^\n]+)', error, re.DOTALL)
+    if regex is None and (pattern := re.search(r"^regex parse error:\n    (.*?)\n.*\berror: (.+)", error, re.DOTALL)):
+        return f"invalid pattern {pattern[1]!r}: {pattern[2].strip()}"
     return f"{regex[1]}: {regex[2]}" if regex else error.split("\n", 1)[0]
 
 

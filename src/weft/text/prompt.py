@@ -81,7 +81,7 @@ def encode_prompt(
             quoted=[place - known.chars for place in prompt.quoted if place >= known.chars],
             salt=salt,
         )
-        if rest and tokenizer.is_added(rest[0]):  # an added token might begin before the boundary
+        if rest and rest[0] in tokenizer.added:  # an added token might begin before the boundary
             tokens, positions = [*known.tokens, *rest], [len(known.tokens) + place for place in positions]
     if not tokens:
         tokens, positions = tokenizer.encode_with_boundaries(

@@ -168,6 +168,11 @@ class ReasoningSplitter:
         return self._state is _State.BEFORE and not self._opened
 
     @property
+    def held_chars(self) -> int:
+        """Number of characters at the end of the text so far that are not classified yet."""
+        return len(self._held)
+
+    @property
     def has_more(self) -> bool:
         """Whether text of the last piece waits for ``push("")``: a piece may have content before further reasoning."""
         return self._state is _State.INSIDE and not self._has_emitted and bool(self._held) and not self._waits

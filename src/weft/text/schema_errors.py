@@ -37,12 +37,16 @@ _PARTS = ("items", "additionalProperties", "contains", "not", "if", "then", "els
 _LISTS_OF_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _KEYWORD = re.compile(r'"([$\w]+)"')
+_NOTHING_MATCHES = "NoExtensionBias"
+"""The compiler's word for a grammar in which no token may begin a text."""
 _ONE_OF = "oneOf constraints are not supported"
 
 
 def explained(reason: str, grammar: str) -> str:
     """Return the compiler's ``reason`` with the position of the keyword and a remedy. ``grammar``: the text of a
     ``Grammar``."""
+    if reason == _NOTHING_MATCHES:
+        return "nothing matches it: a rule, or a $ref, leads only back to itself"
     match = _KEYWORDS.search(reason)
     keywords = _KEYWORD.findall(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
     if not keywords:

@@ -55,7 +55,7 @@ from weft.text.text_parts import (
     text_parts,
 )
 from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, joined, separators
-from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text, why_missing
+from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SEGMENT_CHARS_MIN = 128
@@ -122,7 +122,10 @@ class Tokenizer:
         that is missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing: {why_missing()}")
+            raise CheckpointError(
+                f"{path} is missing: weft reads fast tokenizers only. Load the checkpoint's tokenizer with "
+                "transformers' AutoTokenizer and save_pretrained() it there."
+            )
         text = tokenizer_text(path)
         special_tokens = read_next_to(directory).named
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
@@ -309,10 +312,6 @@ class Tokenizer:
         """Return the id of ``text`` if it is one token of the vocabulary, added or not."""
         token: int | None = self._backend.token_to_id(text)
         return token
-
-    def is_added(self, token: int) -> bool:
-        """Return whether this is an added token, at which text is cut before it is tokenized."""
-        return token in self.added
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that this token adds to a text; for a special token, the bytes of its name."""

@@ -55,14 +55,6 @@ def tokenizer_path(directory: Path) -> Path:
     return others[0] if others else path
 
 
-def why_missing() -> str:
-    """Return words about a tokenizer.json that a directory does not have."""
-    return (
-        "weft reads fast tokenizers only. Load the checkpoint's tokenizer with transformers' AutoTokenizer and "
-        "save_pretrained() it there."
-    )
-
-
 def tokenizer_text(path: Path) -> str:
     """Return the text of a tokenizer.json, for a path of ``tokenizer_path``, with the tokens that the files next to it
     add. Raise CheckpointError."""

@@ -209,6 +209,9 @@ def test_dtype_is_read_under_both_names_and_may_be_absent() -> None:
     assert named_dtype(changed(QWEN3_8B, torch_dtype="torch.float16")) == "float16"
     assert named_dtype(changed(QWEN3_8B, torch_dtype=None)) is None
     assert named_dtype(QWEN3_5_27B) == "bfloat16"
+    assert named_dtype(changed(QWEN3_8B, torch_dtype="half")) == "float16"
+    for stored in ("float8_e4m3fn", "float64", "auto"):  # as quantised releases and unfinished exports have it
+        assert named_dtype(changed(QWEN3_8B, torch_dtype=stored)) is None
 
 
 @pytest.mark.parametrize("infinity", [float("inf"), "Infinity", {"__float__": "Infinity"}])
@@ -245,7 +248,7 @@ def test_old_and_new_scaling_keys_mean_the_same(scaling: Config) -> None:
         ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
         ("qwen3", {"is_causal": "no"}, ["is_causal", "'no'", "true or false"]),
         ("qwen3", {"architectures": ["Qwen3BidirectionalModel"]}, ["architectures", "Qwen3BidirectionalModel"]),
-        ("qwen3", {"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn", "bfloat16"]),
+        ("qwen3", {"torch_dtype": "complex64"}, ["torch_dtype", "complex64", "bfloat16"]),
         ("qwen3", {"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq", "gptq"]),
         ("qwen3_next", {"num_experts_per_tok": 600}, ["num_experts_per_tok", "600", "512"]),
         ("qwen3_next", {"linear_num_value_heads": 24}, ["linear_num_value_heads", "24", "16"]),

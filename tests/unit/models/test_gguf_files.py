@@ -15,7 +15,8 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.support import gguf_files
 from tests.support.gguf_files import bytes_of, tensor_entry, text, text_key, write_gguf
 from weft.errors import CheckpointError, UnknownArchitectureError
-from weft.models.gguf.header import read_header
+from weft.models.gguf.header import Header, read_header
+from weft.models.gguf.vocabulary import generation_config
 from weft.models.hub import resolve_model
 
 HUGE = 2**63
@@ -185,3 +186,26 @@ def test_views_of_files_that_are_gone_go_and_so_do_the_oldest(tmp_path: Path, mo
     files[0].unlink()
     fourth = resolve_model(files[3])
     assert (first.is_dir(), third.is_dir(), fourth.is_dir()) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (("<|end|>", "<|endoftext|>"), ("<|end|>", "<|endoftext|>")),
+        (("<|end|>", "<|return|>", "<|call|>"), ("<|return|>", "<|call|>")),
+        (("<|end|>", "<|flush|>", "<|calls|>"), ("<|flush|>", "<|calls|>")),
+        (("<turn|>", "<|tool_response>", "</s>"), ("<turn|>", "<|tool_response>")),
+    ],
+)
+def test_an_answer_of_several_messages_does_not_end_with_the_first(
+    texts: tuple[str, ...], ends: tuple[str, ...]
+) -> None:
+    """Files of gpt-oss and Solar Open name one end of several, and converters gave some ends the type of plain text."""
+    for kind in (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.NORMAL):
+        keys = {"tokenizer.ggml.tokens": list(texts), "tokenizer.ggml.token_type": np.full(len(texts), kind)}
+        ids = generation_config(Header(Path("model.gguf"), keys, {}))["eos_token_id"]
+        assert [texts[index] for index in ids] == list(ends)
+    unused = keys | {"tokenizer.ggml.token_type": np.full(len(texts), gguf.TokenType.UNUSED)}
+    assert generation_config(Header(Path("model.gguf"), unused, {}))["eos_token_id"] == []
+    stated = keys | {"tokenizer.ggml.eos_token_id": 0}
+    assert generation_config(Header(Path("model.gguf"), stated, {}))["eos_token_id"][0] == 0

@@ -138,10 +138,12 @@ def test_settings_of_modelopt_are_found_in_their_own_file(tmp_path: Path) -> Non
     quantised, plain = write("qwen3_5", tmp_path, FORMS["nvfp4_modelopt"])
     config = json.loads((quantised / "config.json").read_text())
     del config["quantization_config"]
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    inside = config | {"quantization_config": settings | {"quant_method": "modelopt"}}
+    (quantised / "config.json").write_text(json.dumps(inside))
+    torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
     (quantised / "config.json").write_text(json.dumps(config))
-    (quantised / "hf_quant_config.json").write_text(
-        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}})
-    )
+    (quantised / "hf_quant_config.json").write_text(json.dumps(settings))
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
 

@@ -17,6 +17,7 @@ from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.models import loading
 from weft.models.generation import read_generation_defaults
 from weft.models.loading import load_model
+from weft.models.safetensors_header import all_stored
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -51,7 +52,7 @@ def test_loading_tells_dtype_bytes_defaults_and_progress() -> None:
     assert loaded.spec.dtype == "float32"
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == loaded.weights_bytes
-    assert loaded.generation_defaults.sampling() == {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
+    assert loaded.generation_defaults.sampling == {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
     assert len(loaded.generation_defaults.eos_ids) == 2
     assert loaded.warnings == ()
 
@@ -156,7 +157,7 @@ def test_a_bad_generation_config_is_named_and_an_absent_one_falls_back(directory
     failure(directory, str(path), "JSON")
     path.unlink()
     defaults = load_model(directory).generation_defaults
-    assert (len(defaults.eos_ids), defaults.sampling()) == (1, {})
+    assert (len(defaults.eos_ids), defaults.sampling) == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_a_checkpoint_that_does_not_sample_is_greedy(
     directory: Path, stated: dict[str, object], temperature: float | None
 ) -> None:
     (directory / "generation_config.json").write_text(json.dumps(stated))
-    assert read_generation_defaults(directory, {}).temperature == temperature
+    assert read_generation_defaults(directory, {}).sampling.get("temperature") == temperature
 
 
 def test_generation_settings_that_are_not_applied_are_named(directory: Path) -> None:
@@ -279,6 +280,19 @@ def test_a_fault_in_a_shard_names_the_shard(tmp_path: Path) -> None:
     failure(tmp_path, "index.json", UP, shard.name)
     shard.unlink()
     failure(tmp_path, str(shard), "missing", "index.json")
+
+
+def test_of_two_sets_of_weights_the_complete_index_is_read(tmp_path: Path) -> None:
+    """mlx-vlm 1464: a quantised model.safetensors next to the shards of the model."""
+    make_checkpoint(tmp_path, "qwen3_5", max_shard_size="200KB")
+    save_file({"another.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path)
+    assert any("model.safetensors is not read" in line for line in loaded.warnings)
+    shard = tmp_path / json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"][UP]
+    assert {tensor.name for tensor in all_stored(tmp_path)} >= {UP}, "plans count what is loaded"
+    shard.unlink()  # the index of shards that one file replaced
+    failure(tmp_path, str(tmp_path / "model.safetensors"), "missing")
+    assert [tensor.name for tensor in all_stored(tmp_path)] == ["another.weight"]
 
 
 def test_weights_in_one_file_of_another_name_are_found(directory: Path) -> None:

@@ -46,6 +46,21 @@ def test_a_property_that_is_called_like_a_keyword_is_none() -> None:
         compiler().build(wrong)
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "pattern": "a["}, "invalid pattern 'a[': unclosed character class"),
+        ({"type": "object", "patternProperties": {"(?=x)": {}}}, "invalid pattern '(?=x)': look-around"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "a $ref, leads only back to itself"),
+        ({"anyOf": [{"$ref": "#"}]}, "a $ref, leads only back to itself"),
+    ],
+)
+def test_a_reason_names_the_pattern_or_the_circle(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        compiler().build(json_grammar(schema, field="f"))
+    assert words in refused.value.message
+
+
 def test_other_reasons_stay_the_compilers() -> None:
     with pytest.raises(RequestError, match="Unknown format: hostname2"):
         compiler().build(json_grammar({"type": "string", "format": "hostname2"}, field="f"))

@@ -68,7 +68,7 @@ def test_what_generate_applies_and_weft_does_not_is_named(tmp_path: Path) -> Non
         "Not applied of generation_config.json: max_new_tokens, num_beams, temperature. "
         "Not known in generation_config.json, and left out: spells."
     )
-    assert defaults.sampling() == {"top_k": 5}
+    assert defaults.sampling == {"top_k": 5}
 
 
 @pytest.mark.parametrize(

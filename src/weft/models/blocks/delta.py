@@ -122,19 +122,7 @@ def read_gated_delta(
     )
     _note_other_rows(read, shape, name, project, names.get("names", "fused"))
     weights = GatedDeltaWeights(
-        conv,
-        table.decay(),
-        table.tensor("dt_bias"),
-        table.tensor("norm"),
-        read.eps if eps is None else eps,
-        shape.k_heads,
-        shape.v_heads,
-        shape.k_dim,
-        shape.v_dim,
-        shape.beta_scale,
-        shape.sigmoid_gate,
-        shape.gate_scale,
-        shape.norm_plus_one,
+        conv, table.decay(), table.tensor("dt_bias"), table.tensor("norm"), read.eps if eps is None else eps, shape
     )
     return RecurrentBlock(GATED_DELTA, weights, project, table.linear("out"))
 

@@ -164,12 +164,7 @@ def read_mamba2(read: BlockReader, shape: Mamba2, name: str, *, eps: float | Non
         table.tensor("dt_bias"),
         norm,
         eps,
-        shape.norm == "gate_first",
-        shape.heads,
-        shape.groups,
-        shape.head_dim,
-        shape.state_dim,
-        shape.dt_limit,
+        shape,
     )
     return RecurrentBlock(MAMBA2, weights, table.linear("project"), out, _factors(read, shape))
 

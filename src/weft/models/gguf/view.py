@@ -36,7 +36,7 @@ from weft.models.gguf.parts import NOTHING, ROTARY, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
-_FORM = 8
+_FORM = 9
 """Version of the files of a view; a change in how they are made raises it."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32

@@ -11,8 +11,9 @@
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
 ones are padding of the embedding, which the original tokenizer does not have.
 
-An answer ends at the tokens that the keys eos, eot and eom name. Control tokens with a well-known name of an
-end of turn end it as well.
+An answer ends at the tokens that the keys eos, eot and eom name. Tokens with a well-known name of an end of turn end
+it as well, of any type but *unused*: converters leave the type of some out. Where answers are several messages
+(gpt-oss, Solar Open), ``<|end|>`` only ends one of them.
 """
 
 from __future__ import annotations
@@ -29,19 +30,32 @@ from weft.models.gguf.header import Header
 from weft.pre_tokenizers import BYTE_LEVEL, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_END_OF_MESSAGE = "<|end|>"
 _ENDS_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|endoftext|>",
     "<|end_of_text|>",
-    "<|end|>",
+    _END_OF_MESSAGE,
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
     "<end_of_turn>",
+    "<end_of_utterance>",
     "<EOT>",
+    "_<EOT>",
     "[EOT]",
+    "[EOS]",
+    "[e~[",
     "<|eom_id|>",
+    "<eos>",
     "<turn|>",
+    "<|tool_response>",
     "<|role_end|>",
 )
+_OF_SEVERAL_MESSAGES = {"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}
+"""Ends of answers in vocabularies whose answers are several messages, each with an end of its own."""
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -164,10 +178,14 @@ class Vocabulary:
     def ends(self) -> list[int]:
         """Return the tokens that end an answer, the file's own one first."""
         stated = [*self._several("eos_token_ids"), *(self._token(f"{name}_token_id") for name in ("eos", "eot", "eom"))]
-        known = [
-            index for index, text in enumerate(self.tokens) if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
-        ]
-        return list(dict.fromkeys(token for token in (*stated, *known) if token is not None))
+        known = {
+            text: index
+            for index, text in enumerate(self.tokens)
+            if self.types[index] != _UNUSED and text in _ENDS_OF_TURN
+        }
+        if any(known.keys() >= texts for texts in _OF_SEVERAL_MESSAGES):
+            known.pop(_END_OF_MESSAGE, None)
+        return list(dict.fromkeys(token for token in (*stated, *known.values()) if token is not None))
 
     def _byte_level(self) -> dict[str, Any]:
         name = self._get("pre")

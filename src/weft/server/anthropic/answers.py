@@ -24,7 +24,7 @@ from weft.errors import RequestError, WeftError
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody, MessageTurn, error_json
 from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.service import Service
-from weft.server.sse import Way, named_event
+from weft.server.sse import StreamedJob, Way, named_event
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
@@ -36,7 +36,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _encoder = msgspec.json.Encoder()
 
 
-class MessagesJob:
+class MessagesJob(StreamedJob):
     """One request to /v1/messages, prepared: ``generation`` is ready to start."""
 
     def __init__(self, turn: PreparedTurn, body: MessagesBody) -> None:
@@ -51,12 +51,9 @@ class MessagesJob:
         content = [_block(block, block.text) for block in self._turn.read_whole(piece)]
         return _encoder.encode({**self._message(content), **self._stop(piece), "usage": self._usage()})
 
-    def begin(self) -> bytes:
-        return b""  # the first event has counts that come with the first piece
-
     def part(self, pieces: list[Piece]) -> bytes:
         events: list[dict[str, Any]] = []
-        if not self._started:
+        if not self._started:  # the first event has counts that come with the first piece
             message = {
                 **self._message([]),
                 "stop_reason": None,
@@ -71,9 +68,6 @@ class MessagesJob:
                 events.append({"type": "message_delta", "delta": self._stop(piece), "usage": self._usage()})
                 events.append({"type": "message_stop"})
         return b"".join(named_event(event["type"], _encoder.encode(event)) for event in events)
-
-    async def end(self) -> bytes:
-        return b""
 
     def failed(self, error: WeftError) -> bytes:
         return named_event("error", error_json(error))

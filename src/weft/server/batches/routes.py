@@ -33,7 +33,7 @@ from weft.server.batches.lines import BadInputError, IndexedLine, OutputFile, Ou
 from weft.server.errors import WrongMediaTypeError
 from weft.server.protocol import read_body
 from weft.server.service import Service
-from weft.server.sse import ClientGoneError, json_response, owner_of, page_of, read_raw, tenant_of
+from weft.server.sse import ClientGoneError, Page, json_response, owner_of, page_of, read_raw, tenant_of
 from weft.server.tenants import Tenant
 from weft.text.current_request import API_KEY
 
@@ -62,20 +62,8 @@ class DeletedFile(msgspec.Struct):
     deleted: bool
 
 
-class FileList(msgspec.Struct, kw_only=True):
-    object: str
-    data: list[FileObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class BatchList(msgspec.Struct, kw_only=True):
-    object: str
-    data: list[BatchObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
+class FileList(Page[FileObject], kw_only=True):
+    """The files of a key, the newest first."""
 
 
 class FileStoreOffError(RequestError):
@@ -123,6 +111,10 @@ class BatchObject(msgspec.Struct, kw_only=True):
     cancelled_at: int | None = None
     request_counts: RequestCounts
     metadata: dict[str, str] | None = None
+
+
+class BatchList(Page[BatchObject], kw_only=True):
+    """The batches of a key, the newest first."""
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):

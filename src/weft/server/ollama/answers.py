@@ -40,7 +40,7 @@ from weft.server.presets import SAMPLING_NAMES, Preset
 from weft.server.protocol import Streaming, grammar_of, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
-from weft.server.sse import Way
+from weft.server.sse import StreamedJob, Way
 from weft.server.truncation import fitted
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
@@ -75,7 +75,7 @@ class RawTurn:
         return piece.finish_reason
 
 
-class OllamaJob:
+class OllamaJob(StreamedJob):
     """One request to Ollama's API. ``chat``: the answer is a message, else text. ``prompt``: its tokens, then the
     answer's, are the ``context`` of the last line."""
 
@@ -99,9 +99,6 @@ class OllamaJob:
             said["tool_calls"] = calls
         return _encoder.encode({**self._said(said), **self._end(piece)})
 
-    def begin(self) -> bytes:
-        return b""
-
     def part(self, pieces: list[Piece]) -> bytes:
         lines: list[dict[str, Any]] = []
         for piece in pieces:
@@ -111,9 +108,6 @@ class OllamaJob:
             if piece.finish_reason is not None:
                 lines.append({**self._said({"content": ""}), **self._end(piece)})
         return b"".join(_encoder.encode(line) + b"\n" for line in lines)
-
-    async def end(self) -> bytes:
-        return b""
 
     def failed(self, error: WeftError) -> bytes:
         return error_line(error) + b"\n"

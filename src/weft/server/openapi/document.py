@@ -377,6 +377,9 @@ FIELDS: dict[str, FieldWords] = {
     "tool_choice": FieldWords("auto, none, required, the tool to call, or allowed_tools."),
     "MessagesBody.tool_choice": FieldWords("An object of type auto, any, none or tool."),
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
+    "enable_thinking": FieldWords("Variable of the template: false asks for no reasoning."),
+    "ChatBody.thinking": FieldWords('{"type": "disabled"} is enable_thinking false, "enabled" is true.'),
+    "TokenizeChatBody.thinking": FieldWords("As in a chat."),
     "include_reasoning": FieldWords("Send the reasoning too.", True),
     "prediction": FieldWords("The client's guess of the answer: drafts for speculation."),
     "options": FieldWords(
@@ -438,8 +441,18 @@ FIELDS: dict[str, FieldWords] = {
             "served. Without it a longer input is an error.",
             limits={"minimum": -1},
         )
-        for body in ("EmbeddingBody", "RerankBody", "ScoreBody", "ClassifyBody", "TaskBody")
+        for body in ("EmbeddingBody", "CohereEmbedBody", "RerankBody", "ScoreBody", "ClassifyBody", "TaskBody")
     },
+    "texts": FieldWords("The texts.", limits={"minItems": 1}),
+    "CohereEmbedBody.inputs": FieldWords("Texts in parts, which are joined, instead of texts."),
+    "input_type": FieldWords("The prompt of the checkpoint that comes before each text, if it has one of this name."),
+    "embedding_types": FieldWords("Forms of the vectors; float by default."),
+    "output_dimension": FieldWords("As dimensions, by Cohere's name.", limits={"minimum": 1}),
+    "CohereEmbedBody.truncate": FieldWords("END: a longer text loses its end. NONE: it is an error.", "NONE"),
+    "CohereEmbedBody.max_tokens": FieldWords("Longest text in tokens, with truncate END.", limits={"minimum": 1}),
+    "TextInput.content": FieldWords("The parts."),
+    "TextContent.type": FieldWords("The type of the part."),
+    "TextContent.text": FieldWords("The text."),
     "query": FieldWords("The text by which the documents are ranked."),
     "RerankBody.documents": FieldWords(
         "Texts, or objects with a text.",

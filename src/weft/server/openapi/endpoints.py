@@ -21,6 +21,7 @@ from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
 from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
+from weft.server.cohere import CohereEmbedBody, CohereEmbeddings
 from weft.server.completions import CompletionResponse
 from weft.server.decisions import DecisionAnswers, DecisionBody, SystemOneAnswers, SystemOneBody
 from weft.server.ollama import protocol as ollama
@@ -28,8 +29,8 @@ from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, Rera
 from weft.server.pooling_tasks import ClassificationList, ClassifyBody, PooledRows, TaskBody
 from weft.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from weft.server.replicas import (
-    DRAIN_MAX_S,
-    DRAIN_S,
+    WAIT_MAX_S,
+    WAIT_S,
     IsSleepingAnswer,
     ReplicaList,
     SleepAnswer,
@@ -41,7 +42,7 @@ from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
 from weft.server.sessions.routes import DeletedSession, ForkBody, SessionBody, SessionList, SessionObject
 from weft.server.sessions.slots import ACTIONS, SlotAnswer, SlotBody, SlotCard
-from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
+from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX, Page
 from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
 from weft.text.prompt import PictureSpan
 
@@ -134,14 +135,8 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
     deleted: bool
 
 
-class ItemList(msgspec.Struct, kw_only=True):
-    """A list of items. ``data``: message, reasoning, function_call and function_call_output items."""
-
-    object: str = "list"
-    data: list[dict[str, Any]]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
+class ItemList(Page[dict[str, Any]], kw_only=True):
+    """A part of a list of items. ``data``: message, reasoning, function_call and function_call_output items."""
 
 
 class ResponsePromptBody(ResponsesBody, kw_only=True):
@@ -337,7 +332,7 @@ _REPLICA = Parameter(
 _DRAIN_S = Parameter(
     "timeout",
     "query",
-    {"type": "number", "minimum": 0, "maximum": DRAIN_MAX_S, "default": DRAIN_S},
+    {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S, "default": WAIT_S},
     "Seconds that running requests get to finish; then they resume on another replica.",
 )
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
@@ -450,6 +445,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              errors=(404, 413, 422)),
     Endpoint(operation="embeddings", method="POST", path="/v1/embeddings", group="Embed and rank",
              text="The embeddings of texts or token ids.", body=EmbeddingBody, answer=EmbeddingList,
+             errors=(404, 413, 422)),
+    Endpoint(operation="cohere_embed", method="POST", path="/v2/embed", group="Embed and rank",
+             text="The embeddings of texts, in Cohere's form.", body=CohereEmbedBody, answer=CohereEmbeddings,
              errors=(404, 413, 422)),
     Endpoint(operation="rerank", method="POST", path="/v1/rerank", group="Embed and rank",
              text="Documents, ranked by their relevance to a query.", body=RerankBody, answer=RerankAnswer,

@@ -23,10 +23,11 @@ import msgspec
 from weft.errors import WeftError
 from weft.request import SamplingParams
 from weft.server.chat_turn import PreparedTurn
+from weft.server.generation import InputDetails, OutputDetails, ResponseUsage
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
 from weft.server.responses.turns import RawAnswer, format_of, namespaces_of
-from weft.server.sse import named_event
+from weft.server.sse import StreamedJob, named_event
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, BlockKind
 
@@ -151,16 +152,6 @@ def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogp
     return logprobs[first:]
 
 
-class ResponseUsage(msgspec.Struct, kw_only=True):
-    """Counts of a response. ``cache_write_tokens`` is always 0: every prefix is cached, at no cost."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
 class ResponseObject(msgspec.Struct, kw_only=True):
     """The response. Fields of the request are returned as they were used. ``output``: reasoning, messages and calls."""
 
@@ -236,7 +227,7 @@ async def overflow_lines(body: ResponsesBody, response_id: str, error: WeftError
         yield named_event(kind, _encoder.encode({"type": kind, "sequence_number": number, "response": response}))
 
 
-class ResponsesJob:
+class ResponsesJob(StreamedJob):
     """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
     a response that is not to be stored."""
 
@@ -321,9 +312,9 @@ class ResponsesJob:
         response.completed_at = int(time.time()) if response.status == "completed" else None
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0},
+            input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details={"reasoning_tokens": self._turn.reasoning_tokens()},
+            output_tokens_details=OutputDetails(reasoning_tokens=self._turn.reasoning_tokens()),
             total_tokens=usage.total_tokens,
         )
         body = _encoder.encode(response)

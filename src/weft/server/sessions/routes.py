@@ -43,7 +43,7 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import identity_of, session_store
 from weft.server.sessions.store import SessionStore
-from weft.server.sse import json_response, owner_of, page_of, read_raw, salt_of, unless_gone
+from weft.server.sse import Page, json_response, owner_of, page_of, read_raw, salt_of, unless_gone
 from weft.text.chat import ChatMessage
 from weft.text.prompt import KnownPrefix, Prompt
 
@@ -92,12 +92,8 @@ class SessionObject(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class SessionList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[SessionObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
+class SessionList(Page[SessionObject], kw_only=True):
+    """The sessions of a key, the oldest first."""
 
 
 class DeletedSession(msgspec.Struct, kw_only=True):

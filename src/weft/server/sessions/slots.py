@@ -12,7 +12,6 @@ recorded: without API keys all clients are one owner, and a client must not save
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -65,7 +64,12 @@ class SlotHandlers:
     async def slots(self, request: Request) -> Response:
         self._check_processes()
         listed = [
-            SlotCard(id=number, n_ctx=self._context(content.model), is_processing=False, n_tokens=content.count)
+            SlotCard(
+                id=number,
+                n_ctx=self._service.models.served_as(content.model).info.sizes.max_model_len,
+                is_processing=False,
+                n_tokens=content.count,
+            )
             for number, content in self._service.slots.of(owner_of(request)).items()
         ]
         return json_response(listed)
@@ -78,7 +82,9 @@ class SlotHandlers:
             raise RequestError(f"action is {action[:20]!r}; it is {', '.join(ACTIONS)}", param="action")
         raw = await read_raw(request, undeclared=True)
         if action == "erase":
-            return json_response(SlotAnswer(id_slot=number, n_erased=self._erase(request, number)))
+            return json_response(
+                SlotAnswer(id_slot=number, n_erased=self._service.slots.pop(owner_of(request), number))
+            )
         body = await read_body(raw, SlotBody, unserved={})
         if body.filename is None:
             raise RequestError("filename is missing: the name of the session", param="filename")
@@ -112,12 +118,6 @@ class SlotHandlers:
         content = SlotContent(session.requested or session.model, session.salt, tokens_of(session), [])
         self._service.slots.put(owner_of(request), number, content)
         return SlotAnswer(id_slot=number, filename=name, n_restored=restored.tokens, n_read=restored.bytes)
-
-    def _erase(self, request: Request, number: int) -> int:
-        return self._service.slots.pop(owner_of(request), number)
-
-    def _context(self, model: str) -> Any:
-        return self._service.models.served_as(model).info.sizes.max_model_len
 
     def _check_processes(self) -> None:
         if self._service.counts is not None:

@@ -19,7 +19,10 @@ from weft.server.sse import ClientGoneError, Handler, uncount
 OWN_GROUPS = frozenset({"Generate", "Ollama", "Responses", "Tokens", "Models"})
 OWN_OPERATIONS = frozenset({"version", "openapi"})
 """Endpoints that a worker answers; the groups are those of ``openapi.endpoints``."""
-_PASSED_HEADERS = frozenset({"authorization", "x-api-key", "content-type", "content-length", "accept"})
+_PASSED_HEADERS = frozenset(
+    {"authorization", "x-api-key", "content-type", "content-encoding", "content-length", "accept"}
+)
+_ANSWER_HEADERS = ("content-type", "content-length", "content-disposition", "retry-after", "allow", "x-weft-ignored")
 _CONNECT_S = 5.0
 
 
@@ -55,7 +58,7 @@ def forward_handler(socket: str) -> Handler:
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"the supervisor of this server does not answer: {error}") from None
         response = StreamingResponse(answer.aiter_raw(), answer.status_code)
-        for name in ("content-type", "content-length", "content-disposition", "retry-after", "allow"):
+        for name in _ANSWER_HEADERS:
             if name in answer.headers:
                 response.headers[name] = answer.headers[name]
         return response

@@ -62,14 +62,13 @@ class DeviceRuns:
 
 def device_runs(runs: Runs) -> DeviceRuns:
     """Return the step's table, built once per step, on the device of ``runs.slots_R``."""
-    known = runs.memo.get("device_runs")
-    if known is None:
-        flat, chunk_count = pack(runs)
-        known = runs.memo["device_runs"] = unpack(
-            torch.from_numpy(flat).to(runs.slots_R.device), runs.run_count, runs.decode_count, chunk_count
-        )
-    assert isinstance(known, DeviceRuns)
-    return known
+    return runs.once("device_runs", lambda: _sent(runs))
+
+
+def _sent(runs: Runs) -> DeviceRuns:
+    flat, chunk_count = pack(runs)
+    table = torch.from_numpy(flat).to(runs.slots_R.device)
+    return unpack(table, runs.run_count, runs.decode_count, chunk_count)
 
 
 def is_known(runs: Runs) -> bool:

@@ -129,7 +129,7 @@ def conv_and_gates(
         a_TH.stride(0),
         b_TH.stride(0),
         decodes,
-        w.beta_scale,
+        w.shape.beta_scale,
         C=channels,
         W=window_SCW.shape[2],
         WP=triton.next_power_of_2(window_SCW.shape[2]),

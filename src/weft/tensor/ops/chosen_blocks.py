@@ -71,11 +71,7 @@ Ended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def ended_blocks(runs: Runs, block: int) -> Ended:
     """Return the blocks that end in this step."""
-    name = f"chosen_blocks.{block}"
-    if name not in runs.memo:
-        runs.memo[name] = _ended(runs, block)
-    ended: Ended = runs.memo[name]
-    return ended
+    return runs.once(f"chosen_blocks.{block}", lambda: _ended(runs, block))
 
 
 def _ended(runs: Runs, block: int) -> Ended:
@@ -189,11 +185,7 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
 
 def within(window: int, runs: Runs) -> Seen | None:
     """Return the last ``window`` tokens up to each token; None if they are all tokens before it."""
-    name = f"chosen_blocks.within.{window}"
-    if name not in runs.memo:
-        runs.memo[name] = _within(window, runs)
-    seen: Seen | None = runs.memo[name]
-    return seen
+    return runs.once(f"chosen_blocks.within.{window}", lambda: _within(window, runs))
 
 
 def _within(window: int, runs: Runs) -> Seen | None:

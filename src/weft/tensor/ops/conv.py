@@ -155,10 +155,7 @@ def _prefill(
 ) -> None:
     width, channels = window_SCW.shape[2], x_TC.shape[1]
     tile_rows = max(16, _TILE_BYTES // (4 * channels))
-    key = f"causal_conv.{width}.{tile_rows}"
-    if key not in runs.memo:
-        runs.memo[key] = _lay_out(runs, width, tile_rows)
-    layout: _Padded = runs.memo[key]
+    layout = runs.once(f"causal_conv.{width}.{tile_rows}", lambda: _lay_out(runs, width, tile_rows))
     rows = prefill_rows(runs, range(runs.decode_count, runs.run_count), "state_rows.prefill")
     padded = scratch.take("causal_conv.padded", (layout.rows, channels), torch.float32)
     padded.index_copy_(0, layout.token_rows, x_TC.float())

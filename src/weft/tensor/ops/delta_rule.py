@@ -42,12 +42,12 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
-from weft.tensor.chunks import LOG_DECAY_MIN, Step, chunk_layout, decay_of, pairwise_decay
+from weft.tensor.chunks import LOG_DECAY_MIN, Step, decay_of, in_blocks, pairwise_decay
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, op, recurrent_op
 from weft.tensor.ops.elementwise import each
 from weft.tensor.scratch import scratch
-from weft.tensor.state_rows import decode_blocks, prefill_rows
+from weft.tensor.state_rows import decode_blocks
 
 _L2_EPS = 1e-6
 _BASE = 16
@@ -224,22 +224,15 @@ def _prefill(
     state_SHKV: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    layout = chunk_layout(runs)
-    size, count = layout.size, layout.chunk_count
-    padded = {}
-    for name, x in (("q", q_THK), ("k", k_THK), ("v", v_THV), ("g", g_TH), ("beta", beta_TH)):
-        into = scratch.take(f"delta_rule.{name}", (count, size, *x.shape[1:]), torch.float32)
-        padded[name] = layout.spread(x, into)
-    rows = prefill_rows(runs, layout.order, "state_rows.chunked")
-    state = rows.read(state_SHKV, "delta_rule.state")
-    out = scratch.take("delta_rule.out", (count, size, *v_THV.shape[1:]), torch.float32)
     work_of = _work_by_line if g_TH.ndim == 3 else _work_by_head
-    for first, chunks, steps in layout.blocks():
-        part = slice(first, first + chunks)
-        work = work_of({name: x[part] for name, x in padded.items()})
-        _scan(steps, first, work, state, state_SHKV, out)
-    rows.write_back(state_SHKV, state)
-    return layout.collect(out)
+
+    def block(
+        x: dict[str, torch.Tensor], first: int, steps: list[Step], state: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        _scan(steps, first, work_of(x), state, state_SHKV, out)
+
+    inputs = {"q": q_THK, "k": k_THK, "v": v_THV, "g": g_TH, "beta": beta_TH}
+    return in_blocks("delta_rule", inputs, state_SHKV, runs, v_THV.shape[1:], block)
 
 
 def _head_major(x: dict[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -48,10 +48,8 @@ def latent_attention(
     # Zeros: PAD rows are in no group, and return them.
     out_THV = torch.zeros(*q_THW.shape[:2], value_dim, dtype=q_THW.dtype, device=q_THW.device)
     page_bytes = cache[0].numel() * cache.itemsize if cache.shape[0] else 1
-    key = f"latent_attention.{page_bytes}"
-    if key not in runs.memo:
-        runs.memo[key] = group_decodes(runs, page_bytes)[0]
-    for group in runs.memo[key]:
+    groups, _ = runs.once(f"latent_attention.{page_bytes}", lambda: group_decodes(runs, page_bytes))
+    for group in groups:
         _attend_group(q_THW, cache, scales, group, scale, out_THV)
     for run in range(runs.decode_count, runs.run_count):
         if runs.starts[run] == PAD:

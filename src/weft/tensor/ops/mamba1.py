@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
-from weft.tensor.chunks import LOG_DECAY_MIN, ChunkLayout, ChunkTap, Step, chunk_layout
+from weft.tensor.chunks import LOG_DECAY_MIN, ChunkLayout, ChunkTap, Step, chunk_layout, in_blocks
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, recurrent_op
 from weft.tensor.scratch import scratch
-from weft.tensor.state_rows import STATE_BLOCK_BYTES, decode_blocks, prefill_rows
+from weft.tensor.state_rows import STATE_BLOCK_BYTES, decode_blocks
 from weft.units import CHUNK_TOKENS
 
 
@@ -155,23 +155,18 @@ def _prefill(
     state_SCN: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    layout = chunk_layout(runs)
-    padded = {}
-    for name, x in (("pushed", pushed_TC), ("step", step_TC), ("b", b_TN), ("c", c_TN)):
-        into = scratch.take(f"mamba1.{name}", (layout.chunk_count, layout.size, x.shape[1]), torch.float32)
-        padded[name] = layout.spread(x, into)
-    rows = prefill_rows(runs, layout.order, "state_rows.chunked")
-    state = rows.read(state_SCN, "mamba1.state")
-    out = scratch.take("mamba1.out", padded["pushed"].shape, torch.float32)
-    whole_R = _whole_chunks(layout, runs)
-    done = 0
-    for first, chunks, steps in layout.blocks():
-        part = slice(first, first + chunks)
+    whole_R, done = _whole_chunks(chunk_layout(runs), runs), 0
+
+    def block(
+        x: dict[str, torch.Tensor], first: int, steps: list[Step], state: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        nonlocal done
         plan = _plan(first, done, steps, whole_R)
         done += len(steps)
-        _block({name: x[part] for name, x in padded.items()}, a_CN, plan, state, state_SCN, out[part])
-    rows.write_back(state_SCN, state)
-    return layout.collect(out)
+        _block(x, a_CN, plan, state, state_SCN, out[first : first + len(x["step"])])
+
+    inputs = {"pushed": pushed_TC, "step": step_TC, "b": b_TN, "c": c_TN}
+    return in_blocks("mamba1", inputs, state_SCN, runs, pushed_TC.shape[1:], block)
 
 
 @dataclass(frozen=True, slots=True)

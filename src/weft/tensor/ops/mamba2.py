@@ -16,15 +16,17 @@ Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decompo
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
-from weft.tensor.chunks import Step, chunk_layout, decay_of, pairwise_decay
+from weft.tensor.chunks import Step, decay_of, in_blocks, pairwise_decay
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, recurrent_op
 from weft.tensor.scratch import scratch
-from weft.tensor.state_rows import decode_blocks, prefill_rows
+from weft.tensor.state_rows import decode_blocks
 
 
 @recurrent_op("weft.tensor.kernels.mamba2")
@@ -148,28 +150,16 @@ def _prefill(
     state_SHPN: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    layout = chunk_layout(runs)
-    size, count = layout.size, layout.chunk_count
-    padded = {}
-    for name, x in (("x", pushed_THP), ("log_decay", log_decay_TH), ("b", B_TGN), ("c", C_TGN)):
-        into = scratch.take(f"mamba2.{name}", (count, size, *x.shape[1:]), torch.float32)
-        padded[name] = layout.spread(x, into)
-    rows = prefill_rows(runs, layout.order, "state_rows.chunked")
-    state = rows.read(state_SHPN, "mamba2.state")
-    out = scratch.take("mamba2.out", padded["x"].shape, torch.float32)
-    for first, chunks, steps in layout.blocks():
-        part = slice(first, first + chunks)
-        _block({name: x[part] for name, x in padded.items()}, first, steps, state, state_SHPN, out)
-    rows.write_back(state_SHPN, state)
-    return layout.collect(out)
+    inputs = {"x": pushed_THP, "log_decay": log_decay_TH, "b": B_TGN, "c": C_TGN}
+    return in_blocks("mamba2", inputs, state_SHPN, runs, pushed_THP.shape[1:], partial(_block, state_SHPN))
 
 
 def _block(
+    state_SHPN: torch.Tensor,
     x: dict[str, torch.Tensor],
     first: int,
     steps: list[Step],
     state: torch.Tensor,
-    state_SHPN: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
     """Compute some consecutive steps of the scan: the intra-chunk work of their chunks, then the scan itself."""

@@ -88,10 +88,9 @@ def paged_attention(
     dim = q_THD.shape[2] - (0 if bank_RE is None else len(bank_RE))
     out_THD = torch.empty((*q_THD.shape[:2], dim), dtype=q_THD.dtype, device=q_THD.device)
     page_bytes = cache_k[0].numel() * cache_k.itemsize if cache_k.shape[0] else 1
-    key = f"paged_attention.{page_bytes}.{window}"
-    if key not in runs.memo:
-        runs.memo[key] = group_decodes(runs, page_bytes, window)
-    groups, empty_rows = runs.memo[key]
+    groups, empty_rows = runs.once(
+        f"paged_attention.{page_bytes}.{window}", lambda: group_decodes(runs, page_bytes, window)
+    )
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:

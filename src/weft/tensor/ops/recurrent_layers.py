@@ -16,6 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.mamba import Mamba2
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
@@ -131,7 +133,7 @@ class RecurrentCore(Generic[W]):
 @dataclass(slots=True)
 class GatedDeltaWeights:
     """Weights of a gated delta net: ``conv_CK`` [channels, kernel]; ``decay_H`` (-exp(A_log)) and ``dt_bias_H``:
-    float32 [heads]; ``norm_V``: [V], shared by the heads. Immutable once a layer has run.
+    float32 [heads]; ``norm_V``: [V], shared by the heads; ``shape``: of one rank. Immutable once a layer has run.
     """
 
     conv_CK: torch.Tensor
@@ -139,14 +141,7 @@ class GatedDeltaWeights:
     dt_bias_H: torch.Tensor
     norm_V: torch.Tensor
     norm_eps: float
-    k_heads: int
-    heads: int
-    k_dim: int
-    v_dim: int
-    beta_scale: float = 1.0
-    sigmoid_gate: bool = False
-    gate_scale: float = 1.0
-    norm_plus_one: bool = False
+    shape: GatedDelta
     bound: Any = field(default=None, repr=False, compare=False)
 
 
@@ -162,7 +157,7 @@ def conv_and_gates(
     """Return ``causal_conv`` of ``qkv_TC`` and ``delta_gates`` of ``a_TH`` and ``b_TH``, as both ops do."""
     w = weights
     qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
-    return qkv_TC, *delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
+    return qkv_TC, *delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.shape.beta_scale)
 
 
 @op()
@@ -185,76 +180,78 @@ def gated_delta_layer(
 
     Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
     """
-    w = weights
-    tokens, keys, values = projected_TW.shape[0], w.k_heads * w.k_dim, w.heads * w.v_dim
-    qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
+    w, shape = weights, weights.shape
+    tokens, keys, values = projected_TW.shape[0], shape.key_width, shape.value_width
+    qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, shape.v_heads, shape.v_heads], dim=-1)
     qkv_TC, g_TH, beta_TH = conv_and_gates(qkv_TC, a_TH, b_TH, w, window_SCW, runs)
     q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
     o_THV = delta_rule(
-        q.reshape(tokens, w.k_heads, w.k_dim),
-        k.reshape(tokens, w.k_heads, w.k_dim),
-        v.reshape(tokens, w.heads, w.v_dim),
+        q.reshape(tokens, shape.k_heads, shape.k_dim),
+        k.reshape(tokens, shape.k_heads, shape.k_dim),
+        v.reshape(tokens, shape.v_heads, shape.v_dim),
         g_TH,
         beta_TH,
         state_S,
         runs,
-        scale=w.k_dim**-0.5,
+        scale=shape.k_dim**-0.5,
         layer=layer,
     )
-    z_THV = z.reshape(tokens, w.heads, w.v_dim)
-    if w.sigmoid_gate:
-        o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, plus_one=w.norm_plus_one)
-        gate_THV = torch.sigmoid(z_THV.float()) * w.gate_scale
+    z_THV = z.reshape(tokens, shape.v_heads, shape.v_dim)
+    if shape.sigmoid_gate:
+        o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, plus_one=shape.norm_plus_one)
+        gate_THV = torch.sigmoid(z_THV.float()) * shape.gate_scale
         return (o_THV.float() * gate_THV).to(o_THV.dtype).flatten(1)
     return rms_norm(o_THV, w.norm_V, w.norm_eps, gate=z_THV).flatten(1)
 
 
 def _delta_fits(w: GatedDeltaWeights) -> bool:
     return (
-        not w.sigmoid_gate
+        not w.shape.sigmoid_gate
         and w.conv_CK.dtype in native.DTYPES
         and w.norm_V.dtype in native.DTYPES
         and w.conv_CK.shape[1] <= native.KERNEL_MAX
-        and w.v_dim % native.LANES == 0
-        and w.k_dim % native.LANES == 0
-        and w.k_dim <= native.KEY_DIM_MAX
+        and w.shape.v_dim % native.LANES == 0
+        and w.shape.k_dim % native.LANES == 0
+        and w.shape.k_dim <= native.KEY_DIM_MAX
     )
 
 
 def _delta_bound(w: GatedDeltaWeights) -> Any:
     for gate in (w.decay_H, w.dt_bias_H):
         assert gate.dtype == torch.float32
-        assert gate.shape == (w.heads,)
+        assert gate.shape == (w.shape.v_heads,)
         assert gate.is_contiguous()
     assert w.norm_V.is_contiguous()
-    assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
+    assert w.conv_CK.shape[0] == 2 * w.shape.key_width + w.shape.value_width
     return native.extension().GatedDeltaLayer(
         weights_of(w.conv_CK, None),
         (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
         w.decay_H.data_ptr(),
         w.dt_bias_H.data_ptr(),
-        w.beta_scale,
-        w.k_heads,
-        w.heads,
-        w.k_dim,
-        w.v_dim,
+        w.shape.beta_scale,
+        w.shape.k_heads,
+        w.shape.v_heads,
+        w.shape.k_dim,
+        w.shape.v_dim,
     )
 
 
 def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
-    channels, values = w.conv_CK.shape[0], w.heads * w.v_dim
-    return channels + 2 * w.heads, (channels, values)
+    channels, values = w.conv_CK.shape[0], w.shape.value_width
+    return channels + 2 * w.shape.v_heads, (channels, values)
 
 
-GATED_DELTA = RecurrentCore(gated_delta_layer, 2, _delta_fits, _delta_bound, _delta_logged, lambda w: w.heads * w.v_dim)
+GATED_DELTA = RecurrentCore(
+    gated_delta_layer, 2, _delta_fits, _delta_bound, _delta_logged, lambda w: w.shape.value_width
+)
 gated_delta_layer.in_cpp(GATED_DELTA.run)
 
 
 @dataclass(slots=True)
 class Mamba2Weights:
     """Weights of Mamba-2: ``conv_CK`` [channels, kernel]; ``conv_bias_C`` [channels] or None; ``a_H`` (-exp(A_log)),
-    ``d_H``, ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm. Immutable
-    once a layer has run.
+    ``d_H``, ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm; ``shape``:
+    of one rank. Immutable once a layer has run.
     """
 
     conv_CK: torch.Tensor
@@ -264,12 +261,7 @@ class Mamba2Weights:
     dt_bias_H: torch.Tensor
     norm_C: torch.Tensor | None
     norm_eps: float
-    gate_first: bool
-    heads: int
-    groups: int
-    head_dim: int
-    state_dim: int
-    dt_limit: tuple[float, float]
+    shape: Mamba2
     bound: Any = field(default=None, repr=False, compare=False)
 
 
@@ -293,28 +285,35 @@ def mamba2_layer(
 
     Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
     """
-    w = weights
-    tokens, inner, group = projected_TW.shape[0], w.heads * w.head_dim, w.groups * w.state_dim
-    gate_TC, xbc_TC, dt_TH = torch.split(projected_TW, [inner, inner + 2 * group, w.heads], dim=-1)
+    w, shape = weights, weights.shape
+    tokens, inner, group = projected_TW.shape[0], shape.inner_width, shape.group_width
+    gate_TC, xbc_TC, dt_TH = torch.split(projected_TW, [inner, inner + 2 * group, shape.heads], dim=-1)
     xbc_TC = causal_conv(xbc_TC, w.conv_CK, w.conv_bias_C, "silu", window_SCW, runs)
     x, b, c = torch.split(xbc_TC, [inner, group, group], dim=-1)
     y_THP = mamba2(
-        x.reshape(tokens, w.heads, w.head_dim),
+        x.reshape(tokens, shape.heads, shape.head_dim),
         dt_TH,
         w.a_H,
-        b.reshape(tokens, w.groups, w.state_dim),
-        c.reshape(tokens, w.groups, w.state_dim),
+        b.reshape(tokens, shape.groups, shape.state_dim),
+        c.reshape(tokens, shape.groups, shape.state_dim),
         w.d_H,
         w.dt_bias_H,
         state_S,
         runs,
-        dt_limit=w.dt_limit,
+        dt_limit=shape.dt_limit,
         layer=layer,
     )
     y_TC = y_THP.flatten(1)
     if w.norm_C is None:
         return y_TC * F.silu(gate_TC)
-    return rms_norm(y_TC, w.norm_C, w.norm_eps, gate=gate_TC, gate_first=w.gate_first, group_size=inner // w.groups)
+    return rms_norm(
+        y_TC,
+        w.norm_C,
+        w.norm_eps,
+        gate=gate_TC,
+        gate_first=shape.norm == "gate_first",
+        group_size=inner // shape.groups,
+    )
 
 
 def _mamba2_fits(w: Mamba2Weights) -> bool:
@@ -324,41 +323,41 @@ def _mamba2_fits(w: Mamba2Weights) -> bool:
         and w.norm_C.dtype in native.DTYPES
         and w.conv_CK.shape[1] <= native.KERNEL_MAX
         and w.conv_CK.shape[0] % native.LANES == 0
-        and w.state_dim % native.LANES == 0
-        and w.state_dim <= native.STATE_DIM_MAX
-        and (w.heads * w.head_dim // w.groups) % native.LANES == 0
+        and w.shape.state_dim % native.LANES == 0
+        and w.shape.state_dim <= native.STATE_DIM_MAX
+        and (w.shape.inner_width // w.shape.groups) % native.LANES == 0
     )
 
 
 def _mamba2_bound(w: Mamba2Weights) -> Any:
-    inner = w.heads * w.head_dim
+    inner = w.shape.inner_width
     for row in (w.a_H, w.d_H, w.dt_bias_H):
         assert row.dtype == torch.float32
-        assert row.shape == (w.heads,)
+        assert row.shape == (w.shape.heads,)
         assert row.is_contiguous()
     assert w.norm_C is not None
     assert w.norm_C.is_contiguous()
-    assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
+    assert w.conv_CK.shape[0] == inner + 2 * w.shape.group_width
     return native.extension().Mamba2Layer(
         weights_of(w.conv_CK, w.conv_bias_C),
         (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps),
         w.a_H.data_ptr(),
         w.d_H.data_ptr(),
         w.dt_bias_H.data_ptr(),
-        w.heads,
-        w.groups,
-        w.head_dim,
-        w.state_dim,
-        inner // w.groups,
-        w.gate_first,
-        *w.dt_limit,
+        w.shape.heads,
+        w.shape.groups,
+        w.shape.head_dim,
+        w.shape.state_dim,
+        inner // w.shape.groups,
+        w.shape.norm == "gate_first",
+        *w.shape.dt_limit,
     )
 
 
 def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
-    inner = w.heads * w.head_dim
-    return inner + 2 * w.groups * w.state_dim + w.heads, (0, inner)
+    inner = w.shape.inner_width
+    return inner + 2 * w.shape.group_width + w.shape.heads, (0, inner)
 
 
-MAMBA2 = RecurrentCore(mamba2_layer, 3, _mamba2_fits, _mamba2_bound, _mamba2_logged, lambda w: w.heads * w.head_dim)
+MAMBA2 = RecurrentCore(mamba2_layer, 3, _mamba2_fits, _mamba2_bound, _mamba2_logged, lambda w: w.shape.inner_width)
 mamba2_layer.in_cpp(MAMBA2.run)

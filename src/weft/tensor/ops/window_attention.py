@@ -110,10 +110,10 @@ def _decode(
     q_RHD, states_RHR = apart(q_RHD, bank_RE)
     _, _, kv_heads, window, dim = ring_S2HWD.shape
     blocks = decode_blocks(runs, ring_S2HWD)
-    key = f"window_attention.{window}.{len(blocks)}"
-    if key not in runs.memo:
-        runs.memo[key] = [_places(runs, rows, window) for rows in blocks]
-    for rows, where in zip(blocks, runs.memo[key], strict=True):
+    places = runs.once(
+        f"window_attention.{window}.{len(blocks)}", lambda: [_places(runs, rows, window) for rows in blocks]
+    )
+    for rows, where in zip(blocks, places, strict=True):
         new = kv_R2HD[rows.span]
         ring = rows.read(ring_S2HWD, "window_attention.ring")
         count = ring.shape[0]

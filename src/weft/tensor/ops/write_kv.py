@@ -99,11 +99,7 @@ def _write_kv(
 
 def places_of(positions_T: torch.Tensor, runs: Runs) -> Places:
     """Return the places of the step's tokens, found once for all layers."""
-    where = runs.memo.get("write_kv")
-    if where is None:
-        where = runs.memo["write_kv"] = _find_places(positions_T, runs)
-    assert isinstance(where, Places)
-    return where
+    return runs.once("write_kv", lambda: _find_places(positions_T, runs))
 
 
 def _find_places(positions_T: torch.Tensor, runs: Runs) -> Places:

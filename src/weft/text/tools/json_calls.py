@@ -356,12 +356,6 @@ class JsonCalls(BodyReader):
             self.emitted = scanner.position if scanner.copy_end is None else scanner.copy_end
 
 
-def read_call(text: str) -> tuple[str, str] | None:
-    """Return (name, arguments as JSON text) of a call written as an object of JSON or Python; None for any other
-    text."""
-    return call_of(parse_literal(text))
-
-
 def call_of(value: Any) -> tuple[str, str] | None:
     """Return (name, arguments as JSON text) of a decoded value that is a call; None for any other value."""
     if not isinstance(value, dict):
