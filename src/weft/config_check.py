@@ -67,7 +67,7 @@ def without_none(hint: Any) -> Any:
 
 
 _hints_of = functools.cache(typing.get_type_hints)
-"""Types of a class's fields by name. Each is written as text, which is compiled to find it: a millisecond of a start."""
+"""Types of a class's fields by name. Each is written as text, which is compiled to find it: 2 ms of a start."""
 
 
 def check_fields(config: Any) -> None:

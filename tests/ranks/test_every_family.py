@@ -91,7 +91,7 @@ def positions_bytes(config: dict[str, object]) -> int:
 
 
 def once(used: Callable[..., set[str]]) -> Callable[..., set[str]]:
-    """Return ``used`` of one checkpoint, computed for the first rank: each builds the whole model for the same names."""
+    """Return ``used`` of one checkpoint, computed for the first rank: each would build the whole model for them."""
     names: list[set[str]] = []
 
     def used_by_all_ranks(*checkpoint: object) -> set[str]:

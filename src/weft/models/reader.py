@@ -128,8 +128,8 @@ class TensorReader(TensorSource):
         self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
-        """Tensors being fetched, by name. None: a matrix that is packed from the map, or a small tensor, both of which the
-        system reads ahead."""
+        """Tensors being fetched, by name. None: a matrix that is packed from the map, or a small tensor. The system
+        reads both ahead."""
         self._ahead_bytes = 0
         self._total_bytes = check.read_bytes
         self._read_bytes = 0
