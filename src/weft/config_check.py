@@ -72,7 +72,8 @@ _hints_of = functools.cache(typing.get_type_hints)
 
 def check_fields(config: Any) -> None:
     """Raise ConfigError for the first field of the dataclass ``config`` with a value that the declaration excludes."""
-    hints = _hints_of(type(config))
+    kind: Any = type(config)
+    hints = _hints_of(kind)
     for declared in fields(config):
         value, hint = getattr(config, declared.name), hints[declared.name]
         inner = without_none(hint)
