@@ -46,6 +46,14 @@ def test_tokenize_shows_what_a_conversation_becomes(server: RunningServer) -> No
     assert len(tokens) == COUNT
 
 
+def test_a_client_that_counts_by_the_servers_tokenizer_learns_its_special_tokens(server: RunningServer) -> None:
+    """lm-eval begins with them (``tokenizer_backend=remote``)."""
+    special = server.get("/tokenizer_info").json()
+    text = special["eos_token"]
+    assert server.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"] == [EOS]
+    assert server.get("/tokenizer_info?model=other").status_code == 404
+
+
 def test_embeddings_are_of_text(server: RunningServer) -> None:
     assert count_of(server, "/v1/embeddings", {"input": TEXT}) == len(TEXT)
 

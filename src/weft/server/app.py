@@ -303,6 +303,11 @@ class _Handlers:
         text = await asyncio.to_thread(model.renderer.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        self._service.check_open()
+        model = await self._service.model_for(request.query_params.get("model"))
+        return json_response(model.renderer.tokenizer.special_tokens)
+
     async def health(self, request: Request) -> Response:
         status, body = self._service.health()
         return json_response(body, status)

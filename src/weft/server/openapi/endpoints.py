@@ -89,6 +89,13 @@ class DetokenizeAnswer(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+
+
 class InputTokens(msgspec.Struct):
     input_tokens: int
 
@@ -268,6 +275,7 @@ class Endpoint:
 
 
 _NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")
+_MODEL = Parameter("model", "query", {"type": "string"}, "A name of the model.")
 _LEVEL = Parameter(
     "level",
     "query",
@@ -517,6 +525,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              body=(TokenizePromptBody, TokenizeChatBody), answer=TokenizeAnswer, errors=(404, 413)),
     Endpoint(operation="detokenize", method="POST", path="/detokenize", group="Tokens",
              text="The text of token ids.", body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,)),
+    Endpoint(operation="tokenizer_info", method="GET", path="/tokenizer_info", group="Tokens",
+             text="The texts of the tokens that the tokenizer adds by itself.", answer=TokenizerInfo,
+             parameters=(_MODEL,), errors=(404,)),
     Endpoint(operation="health", method="GET", path="/health", group="Server", access="open",
              text="Whether the server answers requests: 200, or 503 with the reason.", answer=HealthAnswer,
              unhealthy_is_answer=True),
