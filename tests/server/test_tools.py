@@ -125,6 +125,36 @@ def test_reasoning_can_be_left_out(server: RunningServer) -> None:
     assert (found["reasoning"], found["content"]) == ("", "Yes.")
 
 
+def test_reasoning_is_switched_off_in_the_words_of_every_api(server: RunningServer) -> None:
+    def prompt_tokens(**fields: Any) -> int:
+        answer = server.post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "say:a"}], "max_tokens": 1, **fields}
+        )
+        assert ("thinking" in answer.headers.get("x-weft-ignored", "")) == (fields.get("thinking") == "off")
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    on, off = prompt_tokens(), prompt_tokens(chat_template_kwargs={"enable_thinking": False})
+    assert on < off  # the template closes the reasoning
+    disabled = {"type": "disabled"}
+    for fields in (
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"enable_thinking": False},
+        {"thinking": disabled},
+    ):
+        assert prompt_tokens(**fields) == off
+    for fields in (
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        {"enable_thinking": True, "thinking": disabled},
+        {"thinking": {"type": "enabled"}},
+        {"thinking": "off"},
+    ):
+        assert prompt_tokens(**fields) == on
+    said = {"input": "say:a", "max_output_tokens": 1}
+    more = server.post("/v1/responses", {**said, "reasoning": {"effort": "none"}}).json()["usage"]["input_tokens"]
+    assert more - server.post("/v1/responses", said).json()["usage"]["input_tokens"] == off - on
+
+
 def test_an_answer_without_reasoning_has_none(server: RunningServer) -> None:
     answer = chat(server, "Yes.")
     assert answer.choices[0].message.model_extra == {}

@@ -282,13 +282,25 @@ def chat_turn(body: ChatBody) -> ChatTurn:
     )
 
 
+def _thinks(body: ChatBody) -> bool | None:
+    """Return whether ``thinking`` asks for reasoning. MiniMax, GLM, Kimi and DeepSeek take it in their own APIs as
+    ``{"type": "disabled"}``; any other form is reported as ignored."""
+    kind = body.thinking.get("type") if isinstance(body.thinking, dict) else None
+    if kind in ("enabled", "disabled"):
+        return bool(kind == "enabled")
+    if body.thinking is not None and kind not in ("adaptive", "auto"):
+        note_ignored("thinking")
+    return None
+
+
 def chat_conversation(body: ChatBody) -> ConversationFields:
     """Return the fields of ``body`` that shape the prompt, and the reasoning. A top-level field overrides the same
     field in ``reasoning``."""
     reasoning = body.reasoning or ChatReasoning()
     variables, effort, budget = body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget
-    if reasoning.enabled is not None:
-        variables = {"enable_thinking": reasoning.enabled, **(variables or {})}
+    thinks = next((wish for wish in (reasoning.enabled, body.enable_thinking) if wish is not None), _thinks(body))
+    if thinks is not None:
+        variables = {"enable_thinking": thinks, **(variables or {})}
     return ConversationFields(
         messages=body.messages,
         tools=body.tools,

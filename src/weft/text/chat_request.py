@@ -78,8 +78,13 @@ def read_chat(
     shown: dict[str, Any] = dict(conversation.variables or {})
     if checked and choice.mode != "none":
         shown["tools"] = without_marks([tool.definition for tool in checked])
-    if "enable_thinking" in shown and "thinking_mode" in template_variables:  # MiniMax-M3
-        shown.setdefault("thinking_mode", "enabled" if shown["enable_thinking"] else "disabled")
+    if conversation.reasoning_effort == "none":
+        shown.setdefault("enable_thinking", False)
+    if "enable_thinking" in shown:
+        wanted = bool(shown["enable_thinking"])
+        for name, value in (("thinking_mode", "enabled" if wanted else "disabled"), ("thinking", wanted)):
+            if name in template_variables:  # MiniMax-M3; DeepSeek V3.1, Kimi K2.5 and Granite
+                shown.setdefault(name, value)
     left_out = [f"tools.{kind}" for kind in hosted_types(conversation.tools)]
     left_out += [f"tools.{name}.format" for name in unheld_formats(conversation.tools)]
     for name in ("documents", "reasoning_effort"):

@@ -272,6 +272,13 @@ def m3_prompt(enabled: bool | None) -> str:
     return read.render(request.messages, variables=request.rendering["variables"])
 
 
+def test_a_switch_of_reasoning_has_the_name_that_the_template_reads() -> None:
+    for fields, wanted in (({"reasoning_effort": "none"}, False), ({"variables": {"enable_thinking": True}}, True)):
+        asked = ConversationFields(messages=[ChatMessage(role="user", content="?")], **fields)
+        shown = read_chat(asked, template_variables={"thinking"}).rendering["variables"]
+        assert (shown["thinking"], shown["enable_thinking"], shown.get("thinking_mode")) == (wanted, wanted, None)
+
+
 def test_an_answer_of_minimax_m3_may_begin_with_the_end_of_its_reasoning() -> None:
     m3 = Dialect(template("minimax_m3"), tokenizer())
     free, thinking, silent = map(m3_prompt, (None, True, False))

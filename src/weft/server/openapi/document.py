@@ -377,6 +377,9 @@ FIELDS: dict[str, FieldWords] = {
     "tool_choice": FieldWords("auto, none, required, the tool to call, or allowed_tools."),
     "MessagesBody.tool_choice": FieldWords("An object of type auto, any, none or tool."),
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
+    "enable_thinking": FieldWords("Variable of the template: false asks for no reasoning."),
+    "ChatBody.thinking": FieldWords('{"type": "disabled"} is enable_thinking false, "enabled" is true.'),
+    "TokenizeChatBody.thinking": FieldWords("As in a chat."),
     "include_reasoning": FieldWords("Send the reasoning too.", True),
     "prediction": FieldWords("The client's guess of the answer: drafts for speculation."),
     "options": FieldWords(
