@@ -161,10 +161,12 @@ void attend_part(const AttentionArgs& args, const Item& item, const ItemRows& of
   }
 }
 
+// One room for all types of rows and pages: a thread pays for each, and clears it, when it first calls any kernel.
+alignas(64) thread_local float q_rows[kItemRows * kMaxDim];
+alignas(64) thread_local float acc_rows[2][kItemRows * kMaxDim];
+
 template <class Q, class KV, By BY>
 void attend_item(const AttentionArgs& args, const Item& item, Partial* partials) {
-  alignas(64) static thread_local float q_rows[kItemRows * kMaxDim];
-  alignas(64) static thread_local float acc_rows[2][kItemRows * kMaxDim];
   int64_t limits[kItemRows] = {};
   RowState states[2][kItemRows];
   std::optional<UnitInUse> unit;

@@ -35,6 +35,7 @@ namespace weft {
 namespace {
 
 constexpr int kMaxKeyDim = 256;
+constexpr int kMostWide = 4;           // 16 columns each
 constexpr int64_t kLongColumns = 128;  // the longest of which 64 stay in the L1 cache
 
 // Unit-length k and q of one token (eps 1e-6 as in the model code), q scaled too.
@@ -160,11 +161,15 @@ WEFT_INLINE void delta_query(const GatedDeltaArgs& args, int64_t token, int64_t 
   else unit(query, args.k_dim, args.scale, q);
 }
 
+// One room for all types and widths: a thread pays for each, and clears it, when it first calls any kernel.
+alignas(64) thread_local float delta_room[kMaxKeyDim * 16 * kMostWide];
+
 // ``next``: the part that the thread reads next, or null.
 template <class T, class S, int WIDE, Rule RULE>
 void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, int64_t column,
                    const S* next) {
-  alignas(64) static thread_local float state[kMaxKeyDim * 16 * WIDE];
+  static_assert(WIDE <= kMostWide);
+  float* const state = delta_room;
   alignas(64) float q[kMaxKeyDim], reader[kMaxKeyDim];
   DeltaKeys keys[2];
   const int64_t k_dim = args.k_dim, v_dim = args.v_dim, width = 16 * WIDE;

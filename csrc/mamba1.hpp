@@ -15,9 +15,12 @@ namespace {
 
 constexpr int kMaxChannelState = 256;
 
+// One room for all types: a thread pays for each, and clears it, when it first calls any kernel.
+alignas(64) thread_local float channels_room[2][kMaxChannelState * 16];
+
 template <class T, class S>
 void mamba1_channels(const Mamba1Args& args, const Run& run, int64_t channel) {
-  alignas(64) static thread_local float state[kMaxChannelState * 16], a[kMaxChannelState * 16];
+  float *const state = channels_room[0], *const a = channels_room[1];
   const int64_t n_dim = args.state_dim;
   S* const slots = static_cast<S*>(args.state) + channel * n_dim;
   const S* before = slots + run.slot * args.slot_stride;

@@ -143,10 +143,13 @@ WEFT_INLINE void row_blocks(const Mamba2Args& args, const Body& body) {
     body(first, args.head_dim - first < kRowsOfItem ? args.head_dim - first : kRowsOfItem);
 }
 
+// One room for all types: a thread pays for each, and clears it, when it first calls any kernel.
+thread_local Mamba2Tokens mamba2_room;
+
 // All tokens of a run, for a head. ``next``: the state that comes next, or null.
 template <class T, class S>
 void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t head, const S* next) {
-  static thread_local Mamba2Tokens of;
+  Mamba2Tokens& of = mamba2_room;
   const int64_t numbers = args.head_dim * args.state_dim;
   const bool in_place = run.slot != kPad && run.keeps;
   Scratch scratch;
@@ -172,7 +175,7 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
 template <class T, class S>
 void mamba2_decode(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t begin, int64_t end,
                    const S* next) {
-  static thread_local Mamba2Tokens of;
+  Mamba2Tokens& of = mamba2_room;
   const int64_t head_numbers = args.head_dim * args.state_dim, per_group = args.heads / args.groups;
   S* const slot = static_cast<S*>(args.state) + run.slot * args.slot_stride;
   for (int64_t head = begin; head < end; ++head)

@@ -22,6 +22,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# transformers hands each tensor of a few kB to a thread: a fifth of what it takes to load a reference.
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 # Names of models mean the hub's cache here, not what the user of this machine has pulled.
 os.environ["WEFT_MODEL_DIR"] = os.path.join(os.path.dirname(__file__), "no-models")
 # Read where a Triton kernel is defined; only ``tests/gpu`` runs some (see ``weft.tensor.gpu``).
@@ -68,7 +70,8 @@ def logging_of_one_test() -> Iterator[None]:
     root.handlers = [
         handler for handler in root.handlers if not isinstance(handler.formatter, TextFormatter | JsonFormatter)
     ]
-    logging.getLogger("weft").setLevel(level)
+    if logging.getLogger("weft").level != level:  # which forgets of all loggers which levels they let through
+        logging.getLogger("weft").setLevel(level)
     logging.captureWarnings(False)
     sys.excepthook, threading.excepthook = hooks
     for name, value in variables.items():
@@ -90,7 +93,13 @@ def pytest_collection_finish() -> None:
     """What was imported lives to the end. Else each full collection looks through it: half a second.
 
     Young objects are looked through after 10,000 in place of 700: 2 to 5 % of what the simulator computes.
+
+    Torch's 50 loggers pass their records on. Pytest would otherwise put its handlers on each of them, and take them off
+    again, three times in each test: more than half of what a short test takes.
     """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 5, 5)

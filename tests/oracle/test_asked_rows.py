@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,13 +17,14 @@ from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, StepInputs
 
 
-@pytest.fixture(params=["auto", "torch"])
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     native.choose(request.param)
     yield
     native.choose("auto")
 
 
+@functools.lru_cache(maxsize=1)  # the tests of both kernels follow each other
 def mixed_step(name: str) -> tuple[ModelDriver, StepInputs]:
     """Two decodes, a PAD row, a prompt from its beginning and a piece of another."""
     driver = ModelDriver(loaded(name).model, sequences=4, length=320)
@@ -32,14 +34,13 @@ def mixed_step(name: str) -> tuple[ModelDriver, StepInputs]:
 
 def asked_for(inputs: StepInputs, runs: list[int]) -> StepInputs:
     lasts = [inputs.runs.offsets[run] + inputs.runs.lengths[run] - 1 for run in runs]
-    fresh = replace(inputs.runs, memo={})
-    return replace(inputs, runs=fresh, output_rows=OutputRows(runs, torch.tensor(lasts, dtype=torch.int64)))
+    return replace(inputs, output_rows=OutputRows(runs, torch.tensor(lasts, dtype=torch.int64)))
 
 
 @torch.inference_mode()
 def computed(driver: ModelDriver, inputs: StepInputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """-> hidden, and the bytes of all pages and states after it. The driver's caches stay as they were."""
-    caches = copy.deepcopy(driver.caches)
+    caches, inputs = copy.deepcopy(driver.caches), replace(inputs, runs=replace(inputs.runs, memo={}))
     return driver.model.forward(inputs, caches), [bytes_ for cache in caches for bytes_ in _bytes(cache)]
 
 
@@ -48,8 +49,9 @@ def _bytes(cache: LayerCache) -> list[torch.Tensor]:
     return [part.view(torch.uint8) for part in parts]
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kernels", ["auto", "torch"], indirect=True)
 @pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.usefixtures("kernels")
 def test_the_asked_rows_and_all_memory_are_the_same(name: str) -> None:
     driver, inputs = mixed_step(name)
     whole, memory = computed(driver, inputs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -89,6 +90,18 @@ def positions_bytes(config: dict[str, object]) -> int:
     return sum(4 * tensor.elements(1) for tensors in tables for tensor in tensors)
 
 
+def once(used: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    """Return ``used`` of one checkpoint, computed for the first rank: each would build the whole model for them."""
+    names: list[set[str]] = []
+
+    def used_by_all_ranks(*checkpoint: object) -> set[str]:
+        if not names:
+            names.append(used(*checkpoint))
+        return names[0]
+
+    return used_by_all_ranks
+
+
 def check(
     directory: Path, size: int, whole: LoadedModel, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +117,7 @@ def check(
     with monkeypatch.context() as patch:
         patch.setattr(MappedFiles, "read", counted)
         patch.setattr(loading, "check_derived", lambda *_: None)  # reads what no rank keeps
+        patch.setattr(loading, "_used_by_all_ranks", once(loading._used_by_all_ranks))
         ranks = load_ranks(directory, size)
     holds = [held_bytes(loaded.model) for loaded in ranks]
     config = json.loads((directory / "config.json").read_text())

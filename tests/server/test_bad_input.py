@@ -306,6 +306,8 @@ def test_what_asks_for_nothing_is_no_error(server: RunningServer) -> None:
         "n": 1,
         "echo": False,
         "top_logprobs": 0,
+        "model": "",
+        "max_tokens": -1,
     }
     turns = [{"role": "user", "content": "say:a"}]
     assert server.post(CHAT, {"messages": turns, **nothing}).status_code == 200

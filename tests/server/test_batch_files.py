@@ -21,6 +21,7 @@ from weft.server.batches.lines import (
     encode_output,
     output_line,
     prefix_key,
+    read_body_of,
     read_index,
 )
 from weft.server.config import ServerConfig
@@ -54,6 +55,14 @@ def run(source: Path, output: Path, model: Path, *, factory: str = "build", on_a
         on_answer=on_answer or (lambda counts: None),
         factory=f"tests.server.scripted_engine:{factory}",
     )
+
+
+def test_a_file_may_begin_with_a_mark_and_have_an_emoji_that_was_cut(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    first, second = (json.dumps(line(name, prompt="x\ud83d")) for name in "ab")
+    source.write_bytes(b"\xef\xbb\xbf" + f"{first}\r\n\r\n{second}\n".encode())
+    bodies = [json.loads(read_body_of(source, one)) for one in read_index(source, urls=URLS)]
+    assert bodies == [{"prompt": "x\ufffd"}] * 2
 
 
 def test_a_line_beyond_the_limit_of_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,13 @@ The engine says what the prompt tells it to, one byte per token, so every marker
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import ollama
@@ -92,6 +95,20 @@ def test_a_stream_is_lines_of_json_without_being_asked_for(server: RunningServer
         headers={"content-type": "application/x-www-form-urlencoded"},
     )
     assert other.status_code == 415, "the control: no other API takes that"
+
+
+def test_each_line_is_a_chunk_of_its_own(server: RunningServer) -> None:
+    """Clients that parse each chunk as JSON (genkit) fail where the last text and the end come together."""
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+    body = json.dumps({"model": "scripted", "messages": said("abcdef"), "options": {"num_predict": 3}})
+    connection.request("POST", "/api/chat", body, {"Connection": "close"})
+    answer = connection.getresponse()
+    chunks = re.split(rb"\r\n[0-9a-f]+\r\n", b"\r\n" + answer.fp.read())[1:]
+    lines = [json.loads(chunk) for chunk in chunks[:-1]]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert len(lines) > 1
+    assert chunks[-1] == b"\r\n", "the end of the chunks"
 
 
 def test_an_answer_goes_on_from_its_context(server: RunningServer) -> None:
@@ -256,6 +273,13 @@ def test_a_pull_without_a_hub_says_so_in_one_line(server: RunningServer) -> None
     assert json.loads(first) == {"status": "pulling manifest"}
     assert set(json.loads(last)) == {"error"}
     assert "cannot be reached" in last
+
+
+@pytest.mark.parametrize("name", ["default", "scripted", "scripted:latest"])
+def test_a_pull_of_a_served_name_needs_no_hub(server: RunningServer, name: str) -> None:
+    """mem0 and others pull a name that ``/api/tags`` does not show, and ``default`` is none of its names."""
+    assert client(server).pull(name).status == "success"
+    assert [line.status for line in client(server).pull(name, stream=True)] == ["success"]
 
 
 def test_several_calls_have_an_index_each(server: RunningServer) -> None:

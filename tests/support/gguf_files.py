@@ -52,6 +52,7 @@ QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 _SCALES_AT = {
     "Q8_0": (0,),
     "Q4_0": (0,),
+    "Q1_0": (0,),
     "Q5_0": (0,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
@@ -1127,7 +1128,7 @@ def write_gguf(
                 else random_blocks(kind.name, len(rows), rows.shape[1], scale=2e-5)
             )
             if widened:
-                writer.add_tensor(name, quants.dequantize(blocks, kind).reshape(numbers.shape))
+                writer.add_tensor(name, values_of(blocks, kind).reshape(numbers.shape))
             else:
                 writer.add_tensor(name, blocks.reshape(*numbers.shape[:-1], -1), raw_dtype=kind)
     writer.write_header_to_file()
@@ -1135,6 +1136,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def values_of(blocks: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """Return float32 [rows, columns] of blocks uint8 [rows, bytes]: ``quants.dequantize``, and Q1_0, which it lacks
+    (-d or d of each bit, the lowest of a byte first, by ``ggml-quants.c``)."""
+    if kind.name != "Q1_0":
+        return quants.dequantize(blocks, kind)
+    each = blocks.reshape(-1, 18)
+    bits = np.unpackbits(each[:, 2:], axis=1, bitorder="little").astype(np.float32)
+    return ((2 * bits - 1) * each[:, :2].copy().view(np.float16).astype(np.float32)).reshape(len(blocks), -1)
 
 
 def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: str = "gpt-2") -> None:

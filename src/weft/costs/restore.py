@@ -96,8 +96,8 @@ class RestorePrices:
         self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
 
     def declined(self, restores: int) -> None:
-        """Record that ``restores`` requests compute a stored prefix because reading it costs more. Each counts as a read
-        at the guessed rate."""
+        """Record that ``restores`` requests compute a stored prefix because reading it costs more. Each counts as a
+        read at the guessed rate."""
         for _ in range(restores):
             self._reads.add(DECLINED_READ_S * self._reads.guess, DECLINED_READ_S)
 

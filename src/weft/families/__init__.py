@@ -86,10 +86,12 @@ torch.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
@@ -356,6 +358,12 @@ one of which serves that type."""
 
 def _further() -> Mapping[str, EntryPoint]:
     """Return the entry points of further families by ``model_type``, without importing any."""
+    return _on_path(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _on_path(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Return the entry points of packages on ``path``, which is ``sys.path``, as they are when first asked for."""
     # Most checkpoints need neither the module nor a walk over all installed packages.
     from importlib.metadata import entry_points
 

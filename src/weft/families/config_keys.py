@@ -178,6 +178,7 @@ def read_rope(
     if not isinstance(stated, Mapping) or any(isinstance(value, Mapping) for value in stated.values()):
         fail("rope_parameters", stated, "one flat set of rotary settings is served")
     inner = ConfigKeys(stated, fallback=stated)
+    _refuse_shadowed(keys, inner)
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
     # A rope that turns by places of pictures turns text by positions.
     # "dynamic" only changes the base beyond the longest context, which is not served.
@@ -226,6 +227,21 @@ def read_rope(
         truncate=inner.boolean("truncate", True),
         attention_factor=_attention_factor(inner, factor) if kind == "yarn" else 1.0,
     )
+
+
+def _refuse_shadowed(keys: ConfigKeys, inner: ConfigKeys) -> None:
+    """Refuse a ``rope_scaling``, read as ``inner``, that was added to the ``rope_parameters`` of newer files and hides
+    their numbers: transformers would turn by the family's own."""
+    hidden = keys.get("rope_parameters")
+    if not isinstance(keys.get("rope_scaling"), Mapping) or not isinstance(hidden, Mapping):
+        return
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if hidden.get(name) is not None and inner.get(name, keys.get(name)) is None:
+            fail(
+                "rope_scaling",
+                keys.get("rope_scaling"),
+                f"it hides {name} of rope_parameters: state all in rope_parameters",
+            )
 
 
 def _longrope(inner: ConfigKeys, theta: float, rotary_dim: int, most: int, original: int) -> Rope:

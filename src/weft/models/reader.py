@@ -99,6 +99,8 @@ class TensorCheck(TensorSource):
 
 
 _AHEAD_BYTES = 256 * 1024 * 1024
+_THREAD_BYTES_MIN = 256 * 1024
+"""Bytes of the smallest tensor that a thread fetches: a smaller one is copied before a thread has begun."""
 _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
@@ -126,7 +128,8 @@ class TensorReader(TensorSource):
         self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
-        """Tensors being fetched, by name. None: a matrix that is packed from the map, which the system reads ahead."""
+        """Tensors being fetched, by name. None: a matrix that is packed from the map, or a small tensor. The system
+        reads both ahead."""
         self._ahead_bytes = 0
         self._total_bytes = check.read_bytes
         self._read_bytes = 0
@@ -159,7 +162,7 @@ class TensorReader(TensorSource):
         assert stored.dtype in dtypes, f"{name} was not checked"
         self._fetch_ahead()
         future = self._forget_fetched(stored)
-        # None: asked for again, out of order, or not packed after all
+        # None: small, asked for again, out of order, or not packed after all
         tensor = self._read(stored, shard) if future is None else future.result()
         self._note_read(stored)
         return tensor.to(self._device) if self._ring is None else self._ring.to_device(tensor)
@@ -295,6 +298,9 @@ class TensorReader(TensorSource):
                 if shard is None and (self._cache is None or not self._cache.is_mapped):
                     # Nothing is copied: the system reads ahead the pages that the kernels will pack out of the map.
                     self._files.will_need(stored)
+                self._fetched[name] = None
+            elif stored.stored_bytes < _THREAD_BYTES_MIN:
+                self._files.will_need(stored)
                 self._fetched[name] = None
             else:
                 self._fetched[name] = self._threads.submit(self._read, stored, shard)

@@ -86,6 +86,8 @@ class MappedFiles:
 
     def will_need(self, stored: StoredTensor) -> None:
         """Ask the system to read the tensor from disk, without waiting."""
+        if not stored.stored_bytes:
+            return
         begin = stored.begin - stored.begin % mmap.ALLOCATIONGRANULARITY
         self._map(stored.file).madvise(mmap.MADV_WILLNEED, begin, stored.begin + stored.stored_bytes - begin)
 

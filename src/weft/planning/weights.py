@@ -72,6 +72,7 @@ FORMS: dict[str, WeightForm] = {
 GGUF_BITS: dict[str, float] = {
     "Q8_0": 8.5,
     "Q4_0": 4.5,
+    "Q1_0": 4.5,
     "Q4_1": 5,
     "Q5_0": 6.5,
     "Q5_1": 7,

@@ -26,6 +26,7 @@ from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, na
 from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, ChatReasoning, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, StreamedJob, Way, sse_line
+from weft.server.truncation import TO_THE_CONTEXT
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.current_request import note_ignored
@@ -268,11 +269,12 @@ def chat_turn(body: ChatBody) -> ChatTurn:
         raise RequestError(
             "prompt_logprobs with stream is not supported", param="prompt_logprobs", code="unsupported_parameter"
         )
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatTurn(
         conversation=chat_conversation(body),
         fields=body,
         n=body.n,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens=None if max_tokens == TO_THE_CONTEXT else max_tokens,
         answer_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,

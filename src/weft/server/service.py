@@ -170,11 +170,11 @@ class Service:
         self.metrics.of(served.name)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the model of the name in a request. Raise EngineUnavailableError, UnknownModelError, QueueFullError,
-        ModelLoadError."""
+        """Return the model of the name in a request; an empty name is none. Raise EngineUnavailableError,
+        UnknownModelError, QueueFullError, ModelLoadError."""
         if self._drains.total():
             raise _draining()
-        own, preset = self.names.meant(name, self.models.has)
+        own, preset = self.names.meant(name or None, self.models.has)
         model = await self.models.model_for(own)
         return model if preset is None else await self.under(preset, model)
 

@@ -121,9 +121,14 @@ class LineStream(Response, ABC):
                 await _cancel(keeping_alive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _send_part(self, send: Send, body: bytes) -> Coroutine[Any, Any, None]:
+    async def _send_part(self, send: Send, body: bytes) -> None:
         self._sent_s = asyncio.get_running_loop().time()
-        return cast("Coroutine[Any, Any, None]", send({"type": "http.response.body", "body": body, "more_body": True}))
+        for chunk in self._chunks(body):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def _chunks(self, part: bytes) -> Sequence[bytes]:
+        """Return ``part`` as chunks of HTTP: a line of JSON is one, as in Ollama, because clients parse each chunk."""
+        return part.splitlines(keepends=True) if self.media_type == JSON_LINES else (part,)
 
     async def _keep_alive(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -218,11 +223,14 @@ class AnswerStream(LineStream):
             self._all_sent.set_exception(error)
 
     def _send_now(self, part: bytes) -> None:
-        if self._write is not None and self._write(part):
+        chunks = self._chunks(part)
+        while chunks and self._write is not None and self._write(chunks[0]):
+            chunks = chunks[1:]
+        if not chunks:
             if self._keep_alive_s:
                 self._sent_s = asyncio.get_running_loop().time()
             return
-        self._sending = asyncio.ensure_future(self._send_part(self._send, part))
+        self._sending = asyncio.ensure_future(self._send_part(self._send, b"".join(chunks)))
         self._sending.add_done_callback(self._sent)
 
     def _sent(self, sending: asyncio.Future[None]) -> None:
@@ -350,7 +358,7 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     coding = coding_of(request.headers.get("content-encoding", ""))
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
-    if not is_json and _has_body(request):
+    if not is_json and has_body(request):
         raise WrongMediaTypeError(
             f"the body is {media_type or 'of no type'}; send JSON with the header 'Content-Type: application/json'",
             param="Content-Type",
@@ -458,5 +466,5 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _has_body(request: Request) -> bool:
+def has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

@@ -68,11 +68,14 @@ def check_length(grammar: bytes, field: str) -> None:
         )
 
 
-def check_nesting(schema: Any, field: str) -> None:
+def check_nesting(schema: Any, field: str) -> set[str]:
+    """Return the targets of the schema's references. Raise RequestError for a schema nested too deeply."""
+    targets: set[str] = set()
     try:
-        _walk_schema(schema, set())
+        _walk_schema(schema, targets)
     except ValueError as error:
         raise RequestError(f"{field} {error}", param=field, code="invalid_grammar") from None
+    return targets
 
 
 def check_shape(grammars: Sequence[dict[str, Any]]) -> None:

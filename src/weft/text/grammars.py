@@ -50,6 +50,13 @@ _LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 """Look-around and references to groups, in a pattern."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema that hold values, not schemas."""
+_READABLE = {
+    "$schema": re.compile(
+        r"(http://json-schema\.org/draft-0[3467]/schema|https://json-schema\.org/draft/20(19-09|20-12)/schema)?#?"
+    ),
+    "$id": re.compile(r"([A-Za-z0-9._~/?@!$&'()*+,;=:#-]|%[0-9A-Fa-f]{2})*"),
+}
+"""Values that the compiler can read: drafts that it has, since it fetches none, and names in a URI's syntax."""
 
 TokenOf = Callable[[str], int | None]
 """A function from a text to its id, if the text is one added token of the vocabulary (a marker), else to None."""
@@ -87,7 +94,7 @@ def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE)
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError(f"{field} is {type(schema).__name__}; a JSON schema is an object", param=field)
-    check_nesting(schema, field)
+    schema = _without_unread_names(schema, check_nesting(schema, field))
     options: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
         options = {"whitespace_pattern": whitespace}
@@ -100,20 +107,38 @@ def lenient(schema: dict[str, Any], *, field: str) -> dict[str, Any]:
     RequestError for a schema that is nested too deeply."""
     check_nesting(schema, field)
     own = schema.get(GUIDANCE)
-    return {**_without_look_around(schema), GUIDANCE: {"lenient": True, **(own if isinstance(own, dict) else {})}}
+    return {**_without(schema, _has_look_around), GUIDANCE: {"lenient": True, **(own if isinstance(own, dict) else {})}}
 
 
-def _without_look_around(schema: Any) -> Any:
-    """Return a copy of ``schema`` without the patterns that the compiler cannot read, which it refuses in every
-    mode."""
+def _without_unread_names(schema: dict[str, Any], targets: set[str]) -> dict[str, Any]:
+    """Return a copy of ``schema`` without drafts and names of schemas that the compiler cannot read, since clients
+    write titles there, and without a name of the whole that no reference needs. ``targets``: of all references."""
+    copy: dict[str, Any] = _without(schema, _is_unread_name)
+    if all(target.startswith("#") and target != copy.get("$id") for target in targets):
+        copy.pop("$id", None)
+    return copy
+
+
+def _is_unread_name(keyword: str, part: str) -> bool:
+    readable = _READABLE.get(keyword)
+    return readable is not None and readable.fullmatch(part) is None
+
+
+def _has_look_around(keyword: str, part: str) -> bool:
+    """Return whether this is a pattern that the compiler cannot read: it refuses these in every mode."""
+    return keyword == "pattern" and _LOOK_AROUND.search(part) is not None
+
+
+def _without(schema: Any, is_left_out: Callable[[str, str], bool]) -> Any:
+    """Return a copy of ``schema`` without the keywords with a text for which ``is_left_out`` is true."""
     if isinstance(schema, list):
-        return [_without_look_around(part) for part in schema]
+        return [_without(part, is_left_out) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        name: part if name in _VALUES else _without_look_around(part)
+        name: part if name in _VALUES else _without(part, is_left_out)
         for name, part in schema.items()
-        if not (name == "pattern" and isinstance(part, str) and _LOOK_AROUND.search(part))
+        if not (isinstance(part, str) and is_left_out(name, part))
     }
 
 

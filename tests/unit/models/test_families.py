@@ -243,6 +243,15 @@ def test_old_and_new_scaling_keys_mean_the_same(scaling: Config) -> None:
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
             ["rope_parameters is", "llama3 needs a high_freq_factor"],
         ),
+        (
+            "qwen3",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                "rope_theta": None,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+            },
+            ["rope_scaling", "yarn", "rope_theta of rope_parameters"],
+        ),
         ("qwen3", {"layer_types": ["sliding_attention"] * 36}, ["layer_types", "sliding_attention"]),
         ("qwen3", {"layer_types": ["full_attention"] * 35}, ["layer_types", "36"]),
         ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
 from tests.oracle.model_driver import ModelDriver
-from tests.support.gguf_files import random_blocks, write_gguf
+from tests.support.gguf_files import random_blocks, values_of, write_gguf
 from weft.errors import CheckpointError
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.models.hub import resolve_model
@@ -30,7 +30,7 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768}
 @pytest.mark.parametrize("name", BLOCK_FORMS)
 def test_values_are_those_of_the_library_to_the_bit(name: str) -> None:
     made = random_blocks(name, 37, 512)
-    values = torch.from_numpy(quants.dequantize(made, GGMLQuantizationType[name]))
+    values = torch.from_numpy(values_of(made, GGMLQuantizationType[name]))
     codes = BLOCK_FORMS[name].codes(torch.from_numpy(made))
     assert torch.equal(codes.dense(), values)
     assert torch.equal(in_tiles(codes).dense(), values)
@@ -95,6 +95,16 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pyt
     content[tensor.begin : tensor.begin + 2] = np.float16(np.nan).tobytes()
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"feed_forward.w3.weight has scales that are not finite"):
+        load_model(resolve_model(file), "float32")
+
+
+def test_a_form_of_inputs_is_refused_with_the_name_of_the_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = make_checkpoint(tmp_path / "wide", "lfm2", **WIDE)
+    file = write_gguf(source, tmp_path / "a.gguf", types={"blk.": GGMLQuantizationType.Q8_K})
+    with pytest.raises(CheckpointError, match="is stored as Q8_K, which is not a form of weights"):
         load_model(resolve_model(file), "float32")
 
 

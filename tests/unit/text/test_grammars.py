@@ -37,6 +37,34 @@ def test_random_tokens_under_a_schema_are_json_that_is_valid(seed: int) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"$id": "Output Format"},  # griptape
+        {"$id": "Ärger"},
+        {"$id": "x#y"},
+        {"$schema": "https://example.com/schema", "$id": "::"},
+        {"$schema": "https://json-schema.org/draft-07/schema#"},
+        {"$defs": {"colour": {"$id": "a colour", **SCHEMA["$defs"]["colour"]}}},  # type: ignore[index]
+    ],
+)
+def test_names_of_schemas_may_be_titles(names: dict[str, Any]) -> None:
+    text = write(json_grammar({**SCHEMA, **names}, field="f"), 1)
+    assert text == write(json_grammar(SCHEMA, field="f"), 1)
+
+
+def test_names_that_references_use_stay_and_so_do_values() -> None:
+    item = {"$id": "item", "type": "integer", "maximum": 9, "minimum": 9}
+    named = {"$id": "http://x/list", "$defs": {"item": item}, "type": "array", "items": {"$ref": "item"}, "minItems": 1}
+    assert write(json_grammar({**named, "maxItems": 1}, field="f"), 1, wish="[9]") == "[9]"
+    anchor = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "#a", "type": ["array", "null"]}
+    assert write(json_grammar({**anchor, "items": {"$ref": "#a"}, "maxItems": 1}, field="f"), 1, wish="[null]")
+    value = {"$id": "a b", "$schema": "c d"}
+    assert json.loads(write(json_grammar({"const": value}, field="f"), 1) or "") == value
+    draft = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 0, "maximum": 1}
+    assert write(json_grammar({**draft, "exclusiveMinimum": True}, field="f"), 1) == "1", "the draft has a say"
+
+
 def test_whitespace_is_bounded_and_can_be_forbidden() -> None:
     compact = write(json_grammar(SCHEMA, field="f", whitespace=None), 1)
     assert compact is not None

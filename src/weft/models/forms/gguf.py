@@ -25,6 +25,8 @@ from weft.models.gguf.view import GgufTensor
 from weft.tensor.weights.quantized import LINE, BlockNumbers, Codes, floats_of
 from weft.units import format_bytes
 
+_NOT_OF_WEIGHTS = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64")
+"""Types of ggml for inputs and indices, which the package gguf does not decode."""
 _DECODED_BYTES = 8 << 20
 """Bytes of blocks decoded at once, so that the temporaries of numpy stay small."""
 
@@ -179,6 +181,11 @@ def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
+    if stored.dtype in _NOT_OF_WEIGHTS:
+        raise CheckpointError(
+            f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}, which is not a form of weights",
+            param="model",
+        )
     kind = GGMLQuantizationType[stored.dtype]
     values = torch.empty((by_row.shape[0], stored.shape[-1]), dtype=torch.float32)
     step = max(1, _DECODED_BYTES // max(1, by_row.shape[1]))

@@ -3,6 +3,7 @@
     form                   codes                          scale                    minimum
     Q8_0                   int8                           d
     Q4_0                   int4, middle 8                 d
+    Q1_0                   int4: 7 and 9 for -1 and 1     d, of 128 columns
     Q5_0                   int6: five bits less 16        d
     IQ4_NL                 int4 with a table              d
     MXFP4                  int4 with a table              a power of two
@@ -135,6 +136,13 @@ def _q4_0(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 2:]), _half(blocks, 0), None
 
 
+def _q1_0(blocks: torch.Tensor) -> _Decoded:
+    """Decode Q1_0: the bits of a byte, lowest first, are columns, each one of the two neighbours of the middle."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    ones = blocks[:, 2:].unsqueeze(2) >> shifts & 1
+    return (2 * ones + (ZERO_POINT[4] - 1)).flatten(1), _half(blocks, 0).repeat(1, 4), None
+
+
 def _q4_1(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 4:]), _half(blocks, 0), -_half(blocks, 2)
 
@@ -256,6 +264,7 @@ def _q2_k(blocks: torch.Tensor) -> _Decoded:
 BLOCK_FORMS: dict[str, BlockForm] = {
     "Q8_0": BlockForm(8, 32, 34, False, _q8_0),
     "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
+    "Q1_0": BlockForm(4, 128, 18, False, _q1_0),
     "Q4_1": BlockForm(4, 32, 20, True, _q4_1),
     "Q5_0": BlockForm(6, 32, 22, False, _q5_0),
     "Q5_1": BlockForm(6, 32, 24, True, _q5_1),

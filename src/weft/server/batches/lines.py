@@ -13,6 +13,7 @@ line that never ran: its batch was cancelled or expired.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import hashlib
 from collections.abc import Collection, Iterable
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from weft.errors import RequestError
+from weft.text.surrogates import whole_characters
 
 CUSTOM_ID_CHARS_MAX = 512
 LINE_BYTES_MAX = 64_000_000
@@ -124,7 +126,7 @@ def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     if len(raw) > LINE_BYTES_MAX:
         raise RequestError(f"it has {len(raw)} bytes; the limit is {LINE_BYTES_MAX}", code="line_too_long")
     try:
-        line = _line_decoder.decode(raw)
+        line = _decoded(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RequestError(f"this is not a batch line: {error}", code="invalid_json_line") from None
     if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARS_MAX:
@@ -141,11 +143,16 @@ def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     return line
 
 
+def _decoded(raw: bytes) -> BatchLine:
+    """Return the line of a JSON text, which may begin with a byte order mark."""
+    return _line_decoder.decode(whole_characters(raw.removeprefix(codecs.BOM_UTF8)))
+
+
 def read_body_of(path: Path, line: IndexedLine) -> bytes:
     """Return the body of a line of the input, read again."""
     with path.open("rb") as file:
         file.seek(line.offset)
-        return bytes(_line_decoder.decode(file.read(line.length)).body)
+        return bytes(_decoded(file.read(line.length)).body)
 
 
 def output_line(line: IndexedLine, status_code: int, body: bytes) -> OutputLine:

@@ -2,7 +2,8 @@
 
     create, copy    a name for a model that is served (``names``); weights are never copied
     blobs, create   uploaded GGUF files --``models.blobs``--> a model on disk, as if it had been pulled
-    pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
+    pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress; a name
+                    that is served and not on disk is there already
     delete          a created name; else a model on disk that no process has loaded
 
 Answers are lines of JSON, the last of which says success. With --pulled the server serves a new model on disk before
@@ -175,6 +176,8 @@ class OllamaModelHandlers:
         name = _named(body.model or body.name)
         for hub in _HUBS:
             name = name.removeprefix(hub)
+        if await asyncio.to_thread(self._needs_no_pull, name):
+            return _answer([_DONE], whole=body.stream is False)
         if self._pulls >= PULLS_MAX:
             raise QueueFullError(
                 f"{self._pulls} models are being pulled, which is the limit; try again when one is complete",
@@ -190,6 +193,14 @@ class OllamaModelHandlers:
         finally:
             pull.close()
         return json_response(_DONE)
+
+    def _needs_no_pull(self, name: str) -> bool:
+        """Return whether requests for ``name`` are answered and no hub has a newer state of it: clients pull a name
+        that the list of models does not show."""
+        from weft.models.local import find
+
+        own, preset = self._service.names.meant(name, self._service.models.has)
+        return (preset is not None or self._service.models.has(own)) and find(name) is None
 
     def _pull_ended(self) -> None:
         self._pulls -= 1
