@@ -22,6 +22,14 @@ struct AmxTiles {
     static constexpr TileShapes shapes;
     __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
   }
+  // Tiles of sums, of q and of weights have ``rows`` rows.
+  static void begin_rows(int rows) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 6; ++tile) shapes.rows[tile] = static_cast<uint8_t>(rows);
+    shapes.row_bytes[5] = 32;
+    shapes.rows[7] = 8;
+    __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+  }
   static void end() { __asm__ volatile("tilerelease" ::: "memory"); }
 
   template <int T>
@@ -29,8 +37,8 @@ struct AmxTiles {
     __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
   }
   template <int T>
-  static void load(const void* from) {
-    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(int64_t{64}) : "memory");
+  static void load(const void* from, int64_t row_bytes = 64) {
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(row_bytes) : "memory");
   }
   // Bypasses the L1 cache, as far as the CPU heeds the hint.
   template <int T>
@@ -38,8 +46,8 @@ struct AmxTiles {
     __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(int64_t{64}) : "memory");
   }
   template <int T>
-  static void store(void* to) {
-    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(int64_t{64}) : "memory");
+  static void store(void* to, int64_t row_bytes = 64) {
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(row_bytes) : "memory");
   }
   // A line for the L2 cache.
   static void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }

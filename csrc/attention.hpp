@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "attention_tile.hpp"
@@ -22,8 +23,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kItemRows = 48;  // blocks of 8, and of 6
-constexpr int kMaxDim = 512;
+constexpr int64_t kItemRows = 48;  // blocks of 8, of 6, and of 16
 static_assert(kSharedStep % kTilePages == 0);
 constexpr int64_t kPartPages = 32;  // 512 tokens
 static_assert(kPartPages % kTilePages == 0);
@@ -102,15 +102,29 @@ struct ItemRows {
 };
 
 // Rows [first_row, first_row + rows) over pages [page, end).
-template <class KV, bool DOTS>
+template <class KV, By BY>
 void attend_pages(const AttentionArgs& args, const Item& item, const ItemRows& of, int64_t first_row, int64_t rows,
                   int64_t page, int64_t end) {
   const Context context{args.page_table + item.table_row * args.table_stride, item.run->start + item.run->length,
                         item.kv_head};
+  [[maybe_unused]] int shape = 0;  // rows for which the unit is shaped
   for (; page < end; page += kTilePages) {
-    const int64_t pages = end - page < kTilePages ? end - page : kTilePages, after = end - page - pages;
-    if (after > 0) prefetch_pages<KV>(args, context, page + pages, after < kTilePages ? after : kTilePages);
-    constexpr int kMost = kBlockRows<DOTS>;
+    constexpr int64_t kAhead = BY == By::unit ? 2 * kTilePages : kTilePages;  // the unit has a tile done sooner
+    const int64_t pages = std::min<int64_t>(end - page, kTilePages), after = end - page - kAhead;
+    if (after > 0) prefetch_pages<KV>(args, context, page + kAhead, std::min<int64_t>(after, kTilePages));
+#ifdef WEFT_DOT_TABLE
+    if constexpr (BY == By::unit) {
+      for (int64_t first = first_row; first < first_row + rows; first += kUnitRows) {
+        const int block = static_cast<int>(std::min<int64_t>(first_row + rows - first, kUnitRows));
+        if (block != shape) tile_kernels().begin_rows(block);
+        shape = block;
+        attend_tile_by_unit(args, context, block, page, pages, of.q + first * args.dim, of.limits + first,
+                            of.acc + first * args.dim, of.states + first);
+      }
+      continue;
+    }
+#endif
+    constexpr int kMost = kBlockRows<BY>;
     for (int64_t first = first_row; first < first_row + rows; first += kMost) {
       const int64_t left = first_row + rows - first;
       const int block = static_cast<int>(left < kMost ? left : kMost);
@@ -120,30 +134,30 @@ void attend_pages(const AttentionArgs& args, const Item& item, const ItemRows& o
         q[r] = of.q + (first + r) * args.dim;
         into[r] = of.acc + (first + r) * args.dim;
       }
-      attend_rows<KV, DOTS>(args, context, block, page, pages, q, of.limits + first, into, of.states + first);
+      attend_rows<KV, BY>(args, context, block, page, pages, q, of.limits + first, into, of.states + first);
     }
   }
 }
 
 // One part of the context of all rows of an item.
-template <class KV, bool DOTS>
+template <class KV, By BY>
 void attend_part(const AttentionArgs& args, const Item& item, const ItemRows& of, int64_t part) {
   const int64_t begin = part * kPartPages, end = begin + kPartPages;
   std::memset(of.acc, 0, sizeof(float) * item.rows * args.dim);
   for (int64_t r = 0; r < item.rows; ++r) of.states[r] = {-__builtin_inff(), 0.0f};
   if (!item.group) {
-    attend_pages<KV, DOTS>(args, item, of, 0, item.rows, std::max(begin, first_page_seen(args, of.limits[0])),
-                           std::min(end, pages_until(of.limits[item.rows - 1])));
+    attend_pages<KV, BY>(args, item, of, 0, item.rows, std::max(begin, first_page_seen(args, of.limits[0])),
+                         std::min(end, pages_until(of.limits[item.rows - 1])));
     return;
   }
   const int64_t shared = item.group->shared_pages;
-  attend_pages<KV, DOTS>(args, item, of, 0, item.rows, begin, std::min(end, shared));
+  attend_pages<KV, BY>(args, item, of, 0, item.rows, begin, std::min(end, shared));
   for (size_t i = 0; i < item.group->members.size(); ++i) {
     const auto& [run, table_row] = item.group->members[i];
     const int64_t first = static_cast<int64_t>(i) * args.group;
     const Item own{run, table_row, item.kv_head, 0, args.group, 0, 0, -1};
-    attend_pages<KV, DOTS>(args, own, of, first, args.group, std::max(begin, shared),
-                           std::min(end, pages_until(of.limits[first])));
+    attend_pages<KV, BY>(args, own, of, first, args.group, std::max(begin, shared),
+                         std::min(end, pages_until(of.limits[first])));
   }
 }
 
@@ -151,27 +165,29 @@ void attend_part(const AttentionArgs& args, const Item& item, const ItemRows& of
 alignas(64) thread_local float q_rows[kItemRows * kMaxDim];
 alignas(64) thread_local float acc_rows[2][kItemRows * kMaxDim];
 
-template <class Q, class KV, bool DOTS>
+template <class Q, class KV, By BY>
 void attend_item(const AttentionArgs& args, const Item& item, Partial* partials) {
   int64_t limits[kItemRows] = {};
   RowState states[2][kItemRows];
+  std::optional<UnitInUse> unit;
+  if constexpr (BY == By::unit) unit.emplace(tile_kernels());
   for (int64_t r = 0; r < item.rows; ++r) {
     const Place at = place_of(args, item, r);
     const Q* from = static_cast<const Q*>(args.q.data) + (at.run->offset + at.query) * args.q.token_stride +
                     (item.kv_head * args.group + at.head) * args.q.head_stride;
-    if constexpr (DOTS) std::memcpy(q_rows + r * args.dim, from, sizeof(Q) * args.dim);
+    if constexpr (BY != By::floats) std::memcpy(q_rows + r * args.dim, from, sizeof(Q) * args.dim);
     else
       for (int64_t d = 0; d < args.dim; d += 16) store(q_rows + r * args.dim + d, load(from + d));
     limits[r] = at.run->start + at.query + 1;
   }
   if (item.partial >= 0) {
     Partial& to = partials[item.partial];
-    attend_part<KV, DOTS>(args, item, {q_rows, to.acc.data(), limits, to.states.data()}, item.first_part);
+    attend_part<KV, BY>(args, item, {q_rows, to.acc.data(), limits, to.states.data()}, item.first_part);
     return;
   }
-  attend_part<KV, DOTS>(args, item, {q_rows, acc_rows[0], limits, states[0]}, item.first_part);
+  attend_part<KV, BY>(args, item, {q_rows, acc_rows[0], limits, states[0]}, item.first_part);
   for (int64_t part = item.first_part + 1; part < item.last_part; ++part) {
-    attend_part<KV, DOTS>(args, item, {q_rows, acc_rows[1], limits, states[1]}, part);
+    attend_part<KV, BY>(args, item, {q_rows, acc_rows[1], limits, states[1]}, part);
     for (int64_t r = 0; r < item.rows; ++r)
       join_part(args.dim, acc_rows[1] + r * args.dim, states[1][r], acc_rows[0] + r * args.dim, states[0][r]);
   }
@@ -246,7 +262,7 @@ void add_group(const AttentionArgs& args, const Group& group, Work& work) {
                           .group = &group});
 }
 
-template <class Q, class KV, bool DOTS = false>
+template <class Q, class KV, By BY = By::floats>
 void attention_of(const AttentionArgs& args) {
   Pool& pool = Pool::instance();
   const int64_t wanted = 2 * pool.threads(), width = args.kv_heads * args.group * args.dim;
@@ -273,7 +289,7 @@ void attention_of(const AttentionArgs& args) {
   const int64_t count = static_cast<int64_t>(work.items.size());
   const double nanoseconds = work.pages_of_rows * static_cast<double>(args.dim) / static_cast<double>(count + 1);
   pool.for_each(count, nanoseconds,
-                [&](int64_t i) { attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data()); });
+                [&](int64_t i) { attend_item<Q, KV, BY>(args, work.items[count - 1 - i], work.partials.data()); });
   for (const Join& join : work.joins) join_parts<Q>(args, join.item, work.partials.data() + join.first, join.count);
 }
 
@@ -287,8 +303,9 @@ void attention(const AttentionArgs& args) {
 
 #ifdef WEFT_DOT_TABLE
 void attention_dots(const AttentionArgs& args) {
-  if (args.q.dtype == Dtype::bfloat16 && args.kv_dtype == Dtype::bfloat16) attention_of<bf16, bf16, true>(args);
-  else attention(args);
+  if (args.q.dtype != Dtype::bfloat16 || args.kv_dtype != Dtype::bfloat16) return attention(args);
+  if (matrix_unit() != MatrixUnit::none && args.dim % 32 == 0) return attention_of<bf16, bf16, By::unit>(args);
+  attention_of<bf16, bf16, By::pairs>(args);
 }
 #endif
 

@@ -4,30 +4,38 @@
 //   online softmax                      (Milakov and Gimelshein, 2018)
 //   acc[row][D] += p . V                a line of V holds 16 channels of 1, 2 or 4 tokens
 //
-// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them. With DOTS it is up
+// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them. With pairs it is up
 // to 6 rows and four lines, which are 24 sums in registers and fewer loads than products.
 //
 // A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because 0 x
 // NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
 // L4). The test is one predicted branch a page, cheap compared with the kilobytes read from the page.
 //
-// bf16 queries over bf16 pages have a second form (DOTS) on machines that multiply pairs of bf16. It uses lines as they
+// bf16 queries over bf16 pages have a second form (WEFT_DOTS) on machines that multiply pairs of bf16. It uses lines as they
 // are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
 // them, so they still add up to one.
+//
+// A matrix unit (matrix_unit.hpp) has a third form, of the same pages, queries and weights: blocks of up to 16 rows. Its
+// order of sums is another one, so it serves a single row as well as a prompt. decision 0045 has the times.
 #pragma once
 
 #include "kv_numbers.hpp"
+#include "matrix_unit.hpp"
 
 namespace weft {
 namespace {
 
 constexpr int kTilePages = 4;
 constexpr int kTileTokens = kTilePages * kPageTokens;
+constexpr int kMaxDim = 512;
 #if defined(__AVX512F__)
 constexpr int kSumRows = 8;
 #else
 constexpr int kSumRows = 4;  // the sums of more rows do not stay in registers
 #endif
+
+// What multiplies: vectors of floats, vectors of pairs of bf16, or a matrix unit.
+enum class By { floats, pairs, unit };
 
 // One KV head of one sequence: its page table and its number of tokens.
 struct Context {
@@ -178,11 +186,11 @@ WEFT_INLINE f32x16 token_scales(const AttentionArgs& args, const Context& contex
 }
 
 // The products of ROWS rows with the keys of a tile. Those of a skipped page stay as they are.
-template <class KV, int ROWS, bool DOTS>
+template <class KV, int ROWS, By BY>
 WEFT_INLINE void score_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
                             const float* const* q, f32x16 (*scores)[kTilePages]) {
 #ifdef WEFT_DOT_TABLE
-  if constexpr (DOTS) {
+  if constexpr (BY != By::floats) {
     if (tile.all) return score_pages_dots<ROWS, kTilePages>(tile.keys, q, args.dim, scores[0]);
     for (int64_t i = 0; i < tile.count; ++i)
       if (tile.keys[i]) score_pages_dots<ROWS, 1>(tile.keys + i, q, args.dim, scores[0] + i);
@@ -198,12 +206,12 @@ WEFT_INLINE void score_tile(const AttentionArgs& args, const Context& context, i
   }
 }
 
-// Adds the values of a tile by their weights, which are bf16 with DOTS.
-template <class KV, int ROWS, bool DOTS>
+// Adds the values of a tile by their weights, which are bf16 for pairs.
+template <class KV, int ROWS, By BY>
 WEFT_INLINE void add_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
                           float (*weights)[kTileTokens], float* const* acc) {
 #ifdef WEFT_DOT_TABLE
-  if constexpr (DOTS) {
+  if constexpr (BY != By::floats) {
     const int64_t d = add_values_dots<ROWS, 4>(tile.values, tile.written, tile.count, weights, 0, args.dim, acc);
     add_values_dots<ROWS, 1>(tile.values, tile.written, tile.count, weights, d, args.dim, acc);
     return;
@@ -221,67 +229,115 @@ WEFT_INLINE void add_tile(const AttentionArgs& args, const Context& context, int
   }
 }
 
-// One block of rows over one tile of pages; row r sees positions [limits[r] - window, limits[r]).
-template <class KV, int ROWS, bool DOTS>
-void attend_tile(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages, const float* const* q,
-                 const int64_t* limits, float* const* acc, RowState* states) {
+// The weights of a row, of its products with the keys of a tile; what the row summed before decays.
+template <class KV, By BY>
+WEFT_INLINE void weigh_row(const AttentionArgs& args, const TilePages<KV>& tile, int64_t page, int64_t limit,
+                           f32x16* scores, float* weights, float* acc, RowState& state) {
   const f32x16 unseen = splat(-__builtin_inff());
   const i32x16 lane = lane_numbers<i32x16>();
-  const TilePages<KV> tile = tile_pages<KV>(args, context, page, pages);
-  f32x16 scores[ROWS][kTilePages];
-  score_tile<KV, ROWS, DOTS>(args, context, page, tile, q, scores);
-  alignas(64) float weights[ROWS][kTileTokens];  // with DOTS bf16, from the start of each row
-  for (int r = 0; r < ROWS; ++r) {
-    f32x16 tops = unseen;
-    for (int64_t i = 0; i < pages; ++i) {
-      const int64_t seen = limits[r] - (page + i) * kPageTokens;    // tokens of this page that the row sees
-      const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
-      f32x16& score = scores[r][i];
-      if (!tile.keys[i]) {
-        score = unseen;
-        continue;
-      }
-      score *= args.scale;
-      if (seen < kPageTokens) score = select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen), score, unseen);
-      if (before > 0)
-        score = select(lane < static_cast<int32_t>(before < kPageTokens ? before : kPageTokens), unseen, score);
-      tops = max(tops, score);
-    }
-    const float before = states[r].most;
-    float most = largest(tops);
-    if (before > most) most = before;
-    const float shift = most == -__builtin_inff() ? 0.0f : most;  // nothing seen yet: all weights become 0
-    float total;
-#ifdef WEFT_DOT_TABLE
-    if constexpr (DOTS) total = weigh_dots(scores[r], pages, shift, reinterpret_cast<bf16*>(weights[r]));
-    else
-#endif
-      total = weigh(scores[r], pages, shift, weights[r]);
-    states[r].most = most;
-    if (before == shift) {  // nearly always: the largest score came before, and nothing decays
-      states[r].total += total;
+  f32x16 tops = unseen;
+  for (int64_t i = 0; i < tile.count; ++i) {
+    const int64_t seen = limit - (page + i) * kPageTokens;        // tokens of this page that the row sees
+    const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
+    f32x16& score = scores[i];
+    if (!tile.keys[i]) {
+      score = unseen;
       continue;
     }
-    const float decay = before == -__builtin_inff() ? 0.0f : exp(splat(before - shift))[0];
-    states[r].total = states[r].total * decay + total;
-    if (decay != 1.0f)
-      for (int64_t d = 0; d < args.dim; d += 16) store(acc[r] + d, load(acc[r] + d) * decay);
+    score *= args.scale;
+    if (seen < kPageTokens) score = select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen), score, unseen);
+    if (before > 0)
+      score = select(lane < static_cast<int32_t>(before < kPageTokens ? before : kPageTokens), unseen, score);
+    tops = max(tops, score);
   }
-  add_tile<KV, ROWS, DOTS>(args, context, page, tile, weights, acc);
+  const float before = state.most;
+  float most = largest(tops);
+  if (before > most) most = before;
+  const float shift = most == -__builtin_inff() ? 0.0f : most;  // nothing seen yet: all weights become 0
+  float total;
+#ifdef WEFT_DOT_TABLE
+  if constexpr (BY != By::floats) total = weigh_dots(scores, tile.count, shift, reinterpret_cast<bf16*>(weights));
+  else
+#endif
+    total = weigh(scores, tile.count, shift, weights);
+  state.most = most;
+  if (before == shift) {  // nearly always: the largest score came before, and nothing decays
+    state.total += total;
+    return;
+  }
+  const float decay = before == -__builtin_inff() ? 0.0f : exp(splat(before - shift))[0];
+  state.total = state.total * decay + total;
+  if (decay != 1.0f)
+    for (int64_t d = 0; d < args.dim; d += 16) store(acc + d, load(acc + d) * decay);
 }
 
-// Rows of a block, at most.
-template <bool DOTS>
-constexpr int kBlockRows = DOTS ? 6 : kSumRows;
+// One block of rows over one tile of pages; row r sees positions [limits[r] - window, limits[r]).
+template <class KV, int ROWS, By BY>
+void attend_tile(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages, const float* const* q,
+                 const int64_t* limits, float* const* acc, RowState* states) {
+  const TilePages<KV> tile = tile_pages<KV>(args, context, page, pages);
+  f32x16 scores[ROWS][kTilePages];
+  score_tile<KV, ROWS, BY>(args, context, page, tile, q, scores);
+  alignas(64) float weights[ROWS][kTileTokens];  // of pairs bf16, from the start of each row
+  for (int r = 0; r < ROWS; ++r)
+    weigh_row<KV, BY>(args, tile, page, limits[r], scores[r], weights[r], acc[r], states[r]);
+  add_tile<KV, ROWS, BY>(args, context, page, tile, weights, acc);
+}
 
-// ``rows`` of a block; without DOTS blocks of 5 to 7 rows are split into 4 and the rest.
-template <class KV, bool DOTS>
+#ifdef WEFT_DOT_TABLE
+constexpr int kUnitRows = 16;
+static_assert(kTilePages == kPagesOfBlock);
+
+// The values of a page with unwritten tokens, which become zeros. Returns ``room``.
+inline const uint16_t* written_values(const uint16_t* values, int written, int64_t dim, uint16_t* room) {
+  for (int64_t pair = 0; pair < kPageTokens / 2; ++pair)
+    for (int64_t at = pair * dim * 2; at < (pair + 1) * dim * 2; at += 2) {
+      room[at] = 2 * pair < written ? values[at] : 0;
+      room[at + 1] = 2 * pair + 1 < written ? values[at + 1] : 0;
+    }
+  return room;
+}
+
+// One block of up to kUnitRows rows over one tile of pages, by a matrix unit that is shaped for that number of rows
+// (TileKernels::begin_rows). q: bf16 from the start of each row, [rows] at a distance of dim floats; acc [rows][dim].
+inline void attend_tile_by_unit(const AttentionArgs& args, const Context& context, int rows, int64_t page,
+                                int64_t pages, const float* q, const int64_t* limits, float* acc, RowState* states) {
+  const TileKernels& unit = tile_kernels();
+  const TilePages<bf16> tile = tile_pages<bf16>(args, context, page, pages);
+  alignas(64) float scores[kTilePages * kSumNumbers];
+  alignas(64) uint16_t weights[kUnitRows][kTileTokens];
+  alignas(64) uint16_t room[kPageTokens * kMaxDim];
+  const uint16_t *keys[kTilePages], *values[kTilePages];
+  for (int64_t i = 0; i < pages; ++i) {
+    keys[i] = reinterpret_cast<const uint16_t*>(tile.keys[i]);
+    values[i] = reinterpret_cast<const uint16_t*>(tile.values[i]);
+    if (values[i] && tile.written[i] < kPageTokens)  // the last page of a context
+      values[i] = written_values(values[i], tile.written[i], args.dim, room);
+  }
+  const int64_t row_bytes = args.dim * static_cast<int64_t>(sizeof(float));
+  unit.scores({.q = q, .row_bytes = row_bytes, .keys = keys, .pages = pages, .dim = args.dim, .scores = scores});
+  for (int r = 0; r < rows; ++r) {
+    f32x16 of_row[kTilePages];
+    for (int64_t i = 0; i < pages; ++i) of_row[i] = load(scores + i * kSumNumbers + r * kPageTokens);
+    weigh_row<bf16, By::unit>(args, tile, page, limits[r], of_row, reinterpret_cast<float*>(weights[r]),
+                              acc + r * args.dim, states[r]);
+  }
+  unit.values({.weights = weights[0], .values = values, .pages = pages, .dim = args.dim, .acc = acc});
+}
+#endif
+
+// Rows of a block of vectors, at most.
+template <By BY>
+constexpr int kBlockRows = BY == By::floats ? kSumRows : 6;
+
+// ``rows`` of a block; blocks of floats with 5 to 7 rows are split into 4 and the rest.
+template <class KV, By BY>
 void attend_rows(const AttentionArgs& args, const Context& context, int rows, int64_t page, int64_t pages,
                  const float* const* q, const int64_t* limits, float* const* acc, RowState* states) {
   const auto attend = [&](auto count) {
-    attend_tile<KV, decltype(count)::value, DOTS>(args, context, page, pages, q, limits, acc, states);
+    attend_tile<KV, decltype(count)::value, BY>(args, context, page, pages, q, limits, acc, states);
   };
-  if constexpr (DOTS) {
+  if constexpr (BY == By::pairs) {
     if (rows == 6) return attend(std::integral_constant<int, 6>());
     if (rows == 5) return attend(std::integral_constant<int, 5>());
   } else if constexpr (kSumRows == 8) {

@@ -66,6 +66,7 @@ bool has_order_of_software(const TileKernels& unit) {
     unit.halves(block);
   }
   block.sums = expected.data();
+  const UnitInUse in_use(software_tiles);
   software_tiles.halves(block);
   return std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0;
 }

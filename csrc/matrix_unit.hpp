@@ -65,12 +65,33 @@ struct ByteBlock {
   int32_t* sums;
 };
 
-// A thread calls ``begin`` before blocks and ``end`` after them (UnitInUse).
+// Products of attention for up to 16 query rows and up to kPagesOfBlock pages of 16 tokens. A page is as a KV frame has it:
+// keys [dim / 2][16 tokens][2], values [8 pairs of tokens][dim][2]. Null: a page that is skipped.
+constexpr int kPagesOfBlock = 4;
+struct ScoreBlock {
+  const void* q;      // bfloat16 [rows][dim]
+  int64_t row_bytes;  // from a row of q to the next
+  const uint16_t* const* keys;
+  int64_t pages, dim;  // dim: a multiple of 32
+  float* scores;       // [pages][16][16 tokens]; those of a skipped page stay as they are
+};
+struct ValueBlock {
+  const uint16_t* weights;  // bfloat16 [rows][4 pages][16 tokens]
+  const uint16_t* const* values;
+  int64_t pages, dim;
+  float* acc;  // [rows][dim], added to
+};
+
+// A thread calls ``begin`` before blocks and ``end`` after them (UnitInUse). ``scores`` and ``values`` need ``begin_rows`` for
+// their number of rows.
 struct TileKernels {
   void (*begin)();
+  void (*begin_rows)(int rows);
   void (*end)();
   void (*halves)(const HalfBlock&);
   void (*bytes)(const ByteBlock&);
+  void (*scores)(const ScoreBlock&);
+  void (*values)(const ValueBlock&);
 };
 
 // The unit is ready for blocks of this thread while this lives.

@@ -44,8 +44,21 @@ void halves_of(const uint8_t* tile, float* to) {
 
 thread_local uint8_t tiles[8][kTileBytes];
 
+struct Shape {
+  int64_t rows = kTileSide, row_bytes = 64;
+};
+thread_local Shape shapes[8];
+
 struct SoftwareTiles {
-  static void begin() {}
+  static void begin() {
+    for (Shape& shape : shapes) shape = {};
+  }
+  static void begin_rows(int rows) {
+    begin();
+    for (int tile = 0; tile < 6; ++tile) shapes[tile].rows = rows;
+    shapes[5].row_bytes = 32;
+    shapes[7].rows = 8;
+  }
   static void end() {}
 
   template <int T>
@@ -53,16 +66,19 @@ struct SoftwareTiles {
     std::memset(tiles[T], 0, kTileBytes);
   }
   template <int T>
-  static void load(const void* from) {
-    std::memcpy(tiles[T], from, kTileBytes);
+  static void load(const void* from, int64_t row_bytes = 64) {
+    std::memset(tiles[T], 0, kTileBytes);
+    for (int64_t row = 0; row < shapes[T].rows; ++row)
+      std::memcpy(tiles[T] + row * 64, static_cast<const char*>(from) + row * row_bytes, shapes[T].row_bytes);
   }
   template <int T>
   static void load_passing(const void* from) {
     load<T>(from);
   }
   template <int T>
-  static void store(void* to) {
-    std::memcpy(to, tiles[T], kTileBytes);
+  static void store(void* to, int64_t row_bytes = 64) {
+    for (int64_t row = 0; row < shapes[T].rows; ++row)
+      std::memcpy(static_cast<char*>(to) + row * row_bytes, tiles[T] + row * 64, shapes[T].row_bytes);
   }
   static void fetch(const char*) {}
 

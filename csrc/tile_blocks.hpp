@@ -88,6 +88,72 @@ void byte_block(const ByteBlock& block) {
   if constexpr (X == 2 && W == 2) Tiles::template store<3>(sums + 3 * kSumNumbers);
 }
 
+// Attention has other shapes: tiles 0-3 sums of the rows of q, 4 q, 5 weights of a page (32 bytes), 6 a page's keys, 7 its
+// values (8 rows). A page has 16 tokens, so half of the unit's columns meet values.
+template <class Tiles>
+void score_block(const ScoreBlock& block) {
+  Tiles::template zero<0>();
+  Tiles::template zero<1>();
+  Tiles::template zero<2>();
+  Tiles::template zero<3>();
+  const auto dot = [&]<int PAGE>(int64_t step) {
+    if (PAGE >= block.pages || !block.keys[PAGE]) return;
+    Tiles::template load<6>(block.keys[PAGE] + step * (kTileBytes / 2));
+    Tiles::template dot_halves<PAGE, 4, 6>();
+  };
+  for (int64_t step = 0; step < block.dim / 32; ++step) {
+    Tiles::template load<4>(static_cast<const char*>(block.q) + step * 64, block.row_bytes);
+    dot.template operator()<0>(step);
+    dot.template operator()<1>(step);
+    dot.template operator()<2>(step);
+    dot.template operator()<3>(step);
+  }
+  const auto store = [&]<int PAGE>() {
+    if (PAGE < block.pages && block.keys[PAGE]) Tiles::template store<PAGE>(block.scores + PAGE * kSumNumbers);
+  };
+  store.template operator()<0>();
+  store.template operator()<1>();
+  store.template operator()<2>();
+  store.template operator()<3>();
+}
+
+// LINES times 16 channels from ``channel`` on.
+template <class Tiles, int LINES>
+void add_values(const ValueBlock& block, int64_t channel) {
+  const int64_t acc_bytes = block.dim * 4;
+  float* const acc = block.acc + channel;
+  Tiles::template load<0>(acc, acc_bytes);
+  Tiles::template load<1>(acc + 16, acc_bytes);
+  if constexpr (LINES == 4) Tiles::template load<2>(acc + 32, acc_bytes);
+  if constexpr (LINES == 4) Tiles::template load<3>(acc + 48, acc_bytes);
+  for (int64_t page = 0; page < block.pages; ++page) {
+    if (!block.values[page]) continue;
+    const uint16_t* const v = block.values[page] + channel * 2;
+    Tiles::template load<5>(block.weights + page * kTileSide, kPagesOfBlock * kTileSide * 2);
+    Tiles::template load<7>(v, acc_bytes);  // 4 bytes for a channel of two tokens too
+    Tiles::template dot_halves<0, 5, 7>();
+    Tiles::template load<7>(v + 32, acc_bytes);
+    Tiles::template dot_halves<1, 5, 7>();
+    if constexpr (LINES == 4) {
+      Tiles::template load<7>(v + 64, acc_bytes);
+      Tiles::template dot_halves<2, 5, 7>();
+      Tiles::template load<7>(v + 96, acc_bytes);
+      Tiles::template dot_halves<3, 5, 7>();
+    }
+  }
+  Tiles::template store<0>(acc, acc_bytes);
+  Tiles::template store<1>(acc + 16, acc_bytes);
+  if constexpr (LINES == 4) Tiles::template store<2>(acc + 32, acc_bytes);
+  if constexpr (LINES == 4) Tiles::template store<3>(acc + 48, acc_bytes);
+}
+
+template <class Tiles>
+void value_block(const ValueBlock& block) {
+  int64_t channel = 0;
+  for (; channel + 64 <= block.dim; channel += 64) add_values<Tiles, 4>(block, channel);
+  if (channel < block.dim) add_values<Tiles, 2>(block, channel);
+}
+
 template <class Tiles>
 void half_blocks(const HalfBlock& block) {
   if (block.x_tiles == 2) return block.w_tiles == 2 ? half_block<Tiles, 2, 2>(block) : half_block<Tiles, 2, 1>(block);
@@ -101,7 +167,8 @@ void byte_blocks(const ByteBlock& block) {
 }
 
 template <class Tiles>
-constexpr TileKernels kTileKernels = {&Tiles::begin, &Tiles::end, &half_blocks<Tiles>, &byte_blocks<Tiles>};
+constexpr TileKernels kTileKernels = {&Tiles::begin,       &Tiles::begin_rows,  &Tiles::end,        &half_blocks<Tiles>,
+                                      &byte_blocks<Tiles>, &score_block<Tiles>, &value_block<Tiles>};
 
 }  // namespace
 }  // namespace weft

@@ -38,6 +38,7 @@ BASE = {
     "handoff",
     "pictures",
     "snapshot_report",
+    "tasks",
     "pre_tokenizers",
     "prefix_digests",
     "shares",

@@ -52,7 +52,9 @@ class Trace:
         if last - first < 2:
             lines.update((first, last))
         else:
-            lines.update(np.unique(ptrs >> ptrs.dtype.type(LINE_BITS)).tolist())
+            touched = ptrs.ravel() >> ptrs.dtype.type(LINE_BITS)
+            # Neighbours are in one line mostly. To sort all takes longer than to name some lines twice.
+            lines.update(touched[:-1][touched[1:] != touched[:-1]].tolist(), (int(touched[-1]),))
 
     def _touch_number(self, address: int, *, writes: bool) -> None:
         if not self._is_inside(address, address):

@@ -19,7 +19,13 @@ OF_KERNELS = (
     "test_native_linear.py",
     "test_native_threads.py",
 )
-OF_TILES = ("test_coded_tiles.py", "test_native_expert_tiles.py", "test_native_matrix_unit.py", "test_twelve_bit.py")
+OF_TILES = (
+    "test_coded_tiles.py",
+    "test_native_expert_tiles.py",
+    "test_native_matrix_unit.py",
+    "test_native_unit_attention.py",
+    "test_twelve_bit.py",
+)
 
 
 def untestable() -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from weft.engine.stats import WeightsState
 from weft.errors import ConfigError, WeftError
@@ -24,6 +24,7 @@ from weft.fleet.replica import Replica
 from weft.rpc.client import EngineClient
 from weft.rpc.link import Hello, LinkKeys
 from weft.rpc.listener import AgentConnection, LinkListener, Machine
+from weft.tasks import begin_task
 
 AWAY_MAX_S = 600.0
 """Seconds of absence after which a machine is forgotten. Its agent may join again."""
@@ -59,7 +60,7 @@ class JoinedReplicas:
     def open(self) -> None:
         """Listen for agents. Raise ConfigError that names --listen-engines."""
         self._listener.bind()
-        self._spawn(self._forget_absent())
+        begin_task(self._forget_absent(), self._tasks)
 
     async def close(self, reason: str) -> None:
         """Close the connections. Agents keep their engines, and wait for the next server."""
@@ -74,7 +75,7 @@ class JoinedReplicas:
         _log.warning("replica %d on %s is refused: %s", machine.number, machine.host, error.message)
         if machine.connection is not None:
             machine.connection.dismiss(error.message, "refused")
-        self._spawn(self._fleet.replicas[machine.number].leave(error.message))
+        begin_task(self._fleet.replicas[machine.number].leave(error.message), self._tasks)
 
     def _on_hello(self, hello: Hello, connection: AgentConnection) -> int | None:
         machine = self._machines.get(hello.agent)
@@ -98,7 +99,7 @@ class JoinedReplicas:
     def _on_leaving(self, connection: AgentConnection) -> None:
         for machine in self._machines.values():
             if machine.connection is connection:
-                self._spawn(self._drain(machine))
+                begin_task(self._drain(machine), self._tasks)
 
     async def _drain(self, machine: Machine) -> None:
         replica = self._fleet.replicas[machine.number]
@@ -119,11 +120,6 @@ class JoinedReplicas:
             for machine in list(self._machines.values()):
                 if machine.connection is None and time.monotonic() - machine.away_since_s > AWAY_MAX_S:
                     await self._forget(machine, "", f"{machine.host} has been away for {AWAY_MAX_S:g} s")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def identity_with(identity: Mapping[str, str], weights: WeightsState) -> Mapping[str, str]:

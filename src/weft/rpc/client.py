@@ -39,6 +39,7 @@ from weft.rpc.child import private_folder, start_child
 from weft.rpc.heartbeat import HeartMonitor
 from weft.rpc.loop_socket import LoopSocket
 from weft.snapshot_report import SnapshotReport
+from weft.tasks import begin_task
 
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0
@@ -184,9 +185,7 @@ class EngineLink:
         await self._commands.send(command)
 
     def post(self, command: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self.send(command))
-        self._posts.add(task)
-        task.add_done_callback(self._posts.discard)
+        begin_task(self.send(command), self._posts)
 
     async def receive(self) -> bytes:
         [raw] = await self._events.receive()

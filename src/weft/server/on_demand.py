@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from weft.server.config import ServerConfig
 from weft.server.fleets import new_fleet
 from weft.server.models import HostedModel, KeepAlive, Models, ModelUse
 from weft.server.served_model import ServedModel, load_served_model
+from weft.tasks import begin_task, end_tasks
 from weft.text.pooling import is_embedder
 from weft.text.tokenizer import Tokenizer
 from weft.units import format_bytes
@@ -332,9 +333,9 @@ class OnDemandModels(Models):
             if action.verb == "admit":
                 self._let_in(model)
             elif action.verb == "load":
-                _begin(self._load(model), self._loads)
+                begin_task(self._load(model), self._loads)
             else:
-                _begin(self._unload(model), self._unloads)
+                begin_task(self._unload(model), self._unloads)
         if self._timer is not None:
             self._timer.cancel()
         due_s = self.residency.next_s(now_s)
@@ -402,7 +403,7 @@ class OnDemandModels(Models):
         self.residency.died(model.name, time.monotonic())
         model.fleet = model.watch = None
         self._turn_away(model, ModelLoadError(model.error.message, model.resident.retry_s - time.monotonic()))
-        _begin(self._end(model, fleet, "its engine died"), self._unloads)
+        begin_task(self._end(model, fleet, "its engine died"), self._unloads)
 
     async def _unload(self, model: OnDemandModel) -> None:
         fleet, watch = model.fleet, model.watch
@@ -434,17 +435,8 @@ class OnDemandModels(Models):
         self._stopped = EngineUnavailableError(reason)
         if self._timer is not None:
             self._timer.cancel()
-        to_end = [*self._loads, *(model.watch for model in self.hosted if model.watch is not None)]
-        for task in to_end:
-            task.cancel()
-        await asyncio.gather(*to_end, *self._unloads, return_exceptions=True)
+        await end_tasks(*self._loads, *(model.watch for model in self.hosted if model.watch is not None))
+        await asyncio.gather(*self._unloads, return_exceptions=True)
         for model in self.hosted:
             self._turn_away(model, self._stopped)
         await super().stop(reason)
-
-
-def _begin(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Start a task; ``tasks`` hold it while it runs."""
-    task = asyncio.get_running_loop().create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)

@@ -358,7 +358,7 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     coding = coding_of(request.headers.get("content-encoding", ""))
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
-    if not is_json and _has_body(request):
+    if not is_json and has_body(request):
         raise WrongMediaTypeError(
             f"the body is {media_type or 'of no type'}; send JSON with the header 'Content-Type: application/json'",
             param="Content-Type",
@@ -466,5 +466,5 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _has_body(request: Request) -> bool:
+def has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

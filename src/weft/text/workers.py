@@ -38,6 +38,7 @@ import msgspec
 from weft.environment import worker_variables
 from weft.errors import EngineUnavailableError
 from weft.shares import KeyShares
+from weft.tasks import begin_task
 from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 64 << 10
@@ -294,9 +295,7 @@ class WorkerLane:
 
     def _serve_at(self, place: int, job: _Job) -> None:
         self._running[job.key] += 1
-        task = asyncio.ensure_future(self._serve(place, job))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        begin_task(self._serve(place, job), self._serving)
 
     async def _serve(self, place: int, job: _Job | None) -> None:
         """Answer ``job`` and the jobs in the queue, and return."""

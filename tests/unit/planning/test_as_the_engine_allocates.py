@@ -121,7 +121,8 @@ def test_matrices_that_a_quantised_checkpoint_leaves_in_floats_are_counted(
 
 def test_a_checkpoint_whose_files_are_not_all_there_is_counted_by_its_config(tmp_path: Path) -> None:
     directory, _ = write("lfm2", tmp_path, FORMS["gptq"])
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     asked = PlanOptions(arena_bytes=ARENA_BYTES)
     _, config = find_config(str(directory))

@@ -45,6 +45,7 @@ from weft.server.served_model import load_served_model
 from weft.server.service import Service
 from weft.server.sse import Job, Way
 from weft.server.tenants import Tenant
+from weft.tasks import end_tasks
 from weft.text.current_request import begin_request
 
 BATCH_PRIORITY = 1_000_000
@@ -177,9 +178,7 @@ async def run_lines(
             if pause:
                 await asyncio.sleep(_PAUSE_S)
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*running)
 
 
 @dataclass(slots=True)
@@ -264,9 +263,7 @@ class _Run:
                 raise RunInterruptedError(self._counts)
             work.result()
         finally:
-            stop.cancel()
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks(stop, work)
             await fleet.stop("the batch ended")
 
     async def _work(self, service: Service, fleet: Fleet, lines: list[IndexedLine]) -> None:

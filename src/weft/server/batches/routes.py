@@ -35,6 +35,7 @@ from weft.server.protocol import read_body
 from weft.server.service import Service
 from weft.server.sse import ClientGoneError, Page, json_response, owner_of, page_of, read_raw, tenant_of
 from weft.server.tenants import Tenant
+from weft.tasks import end_tasks
 from weft.text.current_request import API_KEY
 
 PURPOSES = ("batch", "batch_output")
@@ -157,8 +158,7 @@ class BatchRunner:
     async def stop(self) -> None:
         """Stop the runs; the next server computes them again."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
 
     def create(self, owner: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
         """Create a batch. Raise UnknownFileError."""
@@ -214,10 +214,7 @@ class BatchRunner:
                         self._begin(record)
                 await self._news.wait()
         finally:  # the server stops
-            works = [work for _, work in self._current.values()]
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+            await end_tasks(*(work for _, work in self._current.values()))
 
     def _begin(self, record: BatchRecord) -> None:
         def end(work: asyncio.Task[None]) -> None:

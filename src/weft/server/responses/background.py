@@ -22,6 +22,7 @@ import msgspec
 
 from weft.errors import QueueFullError, RequestError, WeftError
 from weft.server.responses.store import ResponseStore, StoredResponse
+from weft.tasks import end_tasks
 
 RUNS_MAX = 1024
 ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20
@@ -183,10 +184,7 @@ class ResponseRuns:
 
     async def close(self) -> None:
         """End the runs, and store their ends."""
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(run.task for run in self._runs.values() if run.task is not None))
 
     async def _run(self, run: ResponseRun, on_end: Callable[[], None]) -> None:
         response_id = run.unfinished.response_id

@@ -44,6 +44,7 @@ from weft.server.service import Service
 from weft.server.sessions.continuing import identity_of, session_store
 from weft.server.sessions.store import SessionStore
 from weft.server.sse import Page, json_response, owner_of, page_of, read_raw, salt_of, unless_gone
+from weft.tasks import end_tasks
 from weft.text.chat import ChatMessage
 from weft.text.prompt import KnownPrefix, Prompt
 
@@ -120,8 +121,7 @@ class Sessions:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
 
     async def save(
         self,

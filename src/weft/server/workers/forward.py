@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from weft.errors import EngineUnavailableError
 from weft.server.openapi.endpoints import ENDPOINTS
-from weft.server.sse import ClientGoneError, Handler, uncount
+from weft.server.sse import ClientGoneError, Handler, has_body, uncount
 
 OWN_GROUPS = frozenset({"Generate", "Ollama", "Responses", "Tokens", "Models"})
 OWN_OPERATIONS = frozenset({"version", "openapi"})
@@ -47,10 +47,8 @@ def forward_handler(socket: str) -> Handler:
         headers = [(name, value) for name, value in request.headers.items() if name in _PASSED_HEADERS]
         headers += [("x-request-id", request.scope["state"]["request_id"]), ("accept-encoding", "identity")]
         url = httpx.URL(path=request.url.path, query=request.url.query.encode())
-        has_body = request.headers.get("content-length", "0") != "0" or ("transfer-encoding" in request.headers)
-        passed = client.build_request(
-            request.method, url, headers=headers, content=request.stream() if has_body else None
-        )
+        content = request.stream() if has_body(request) else None
+        passed = client.build_request(request.method, url, headers=headers, content=content)
         try:
             answer = await client.send(passed, stream=True)
         except ClientDisconnect:

@@ -47,6 +47,7 @@ from weft.server.config import ServerConfig
 from weft.server.edge import SharedCounts
 from weft.server.metrics import fold_counts
 from weft.server.workers.link import FromWorker, KnowsWeights, WorkerLaunch
+from weft.tasks import begin_task
 
 _LOOK_S = 0.05
 _END_S = 3.0
@@ -109,9 +110,7 @@ class Worker:
 
     def take(self, message: FromWorker) -> None:
         if isinstance(message, Submit):
-            task = asyncio.get_running_loop().create_task(self._submit(message))
-            self._submits.add(task)
-            task.add_done_callback(self._submits.discard)
+            begin_task(self._submit(message), self._submits)
         elif isinstance(message, Cancel):
             self._fleet.requests.cancel(message.request_id, message.index)
         elif isinstance(message, KnowsWeights):
