@@ -11,12 +11,12 @@
 // NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
 // L4). The test is one predicted branch a page, cheap compared with the kilobytes read from the page.
 //
-// bf16 queries over bf16 pages have a second form (WEFT_DOTS) on machines that multiply pairs of bf16. It uses lines as they
-// are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
+// bf16 queries over bf16 pages have a second form (WEFT_DOTS) on machines that multiply pairs of bf16. It uses lines as
+// they are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
 // them, so they still add up to one.
 //
 // A matrix unit (matrix_unit.hpp) has a third form, of the same pages, queries and weights: blocks of up to 16 rows. Its
-// order of sums is another one, so it serves a single row as well as a prompt. decision 0045 has the times.
+// order of sums is another one, so it serves a single row as well as a prompt. Decision 0045 has the times.
 #pragma once
 
 #include "kv_numbers.hpp"
