@@ -4,19 +4,19 @@
 //   online softmax                      (Milakov and Gimelshein, 2018)
 //   acc[row][D] += p . V                a line of V holds 16 channels of 1, 2 or 4 tokens
 //
-// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them. With pairs it is up
-// to 6 rows and four lines, which are 24 sums in registers and fewer loads than products.
+// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them. With pairs it is
+// up to 6 rows and four lines, which are 24 sums in registers and fewer loads than products.
 //
 // A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because 0 x
 // NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
 // L4). The test is one predicted branch a page, cheap compared with the kilobytes read from the page.
 //
 // bf16 queries over bf16 pages have a second form (WEFT_DOTS) on machines that multiply pairs of bf16. It uses lines as
-// they are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
-// them, so they still add up to one.
+// they are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that
+// divides them, so they still add up to one.
 //
-// A matrix unit (matrix_unit.hpp) has a third form, of the same pages, queries and weights: blocks of up to 16 rows. Its
-// order of sums is another one, so it serves a single row as well as a prompt. Decision 0045 has the times.
+// A matrix unit (matrix_unit.hpp) has a third form, of the same pages, queries and weights: blocks of up to 16 rows.
+// Its order of sums is another one, so it serves a single row as well as a prompt. Decision 0045 has the times.
 #pragma once
 
 #include "kv_numbers.hpp"
