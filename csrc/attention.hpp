@@ -112,8 +112,8 @@ void attend_pages(const AttentionArgs& args, const Item& item, const ItemRows& o
     constexpr int64_t kAhead = BY == By::unit ? 2 * kTilePages : kTilePages;  // the unit has a tile done sooner
     const int64_t pages = std::min<int64_t>(end - page, kTilePages), after = end - page - kAhead;
     if (after > 0) prefetch_pages<KV>(args, context, page + kAhead, std::min<int64_t>(after, kTilePages));
-#ifdef WEFT_DOT_TABLE
     if constexpr (BY == By::unit) {
+#ifdef WEFT_DOT_TABLE
       for (int64_t first = first_row; first < first_row + rows; first += kUnitRows) {
         const int block = static_cast<int>(std::min<int64_t>(first_row + rows - first, kUnitRows));
         if (block != shape) tile_kernels().begin_rows(block);
@@ -121,20 +121,20 @@ void attend_pages(const AttentionArgs& args, const Item& item, const ItemRows& o
         attend_tile_by_unit(args, context, block, page, pages, of.q + first * args.dim, of.limits + first,
                             of.acc + first * args.dim, of.states + first);
       }
-      continue;
-    }
 #endif
-    constexpr int kMost = kBlockRows<BY>;
-    for (int64_t first = first_row; first < first_row + rows; first += kMost) {
-      const int64_t left = first_row + rows - first;
-      const int block = static_cast<int>(left < kMost ? left : kMost);
-      const float* q[kMost];
-      float* into[kMost];
-      for (int r = 0; r < block; ++r) {
-        q[r] = of.q + (first + r) * args.dim;
-        into[r] = of.acc + (first + r) * args.dim;
+    } else {
+      constexpr int kMost = kBlockRows<BY>;
+      for (int64_t first = first_row; first < first_row + rows; first += kMost) {
+        const int64_t left = first_row + rows - first;
+        const int block = static_cast<int>(left < kMost ? left : kMost);
+        const float* q[kMost];
+        float* into[kMost];
+        for (int r = 0; r < block; ++r) {
+          q[r] = of.q + (first + r) * args.dim;
+          into[r] = of.acc + (first + r) * args.dim;
+        }
+        attend_rows<KV, BY>(args, context, block, page, pages, q, of.limits + first, into, of.states + first);
       }
-      attend_rows<KV, BY>(args, context, block, page, pages, q, of.limits + first, into, of.states + first);
     }
   }
 }

@@ -190,7 +190,7 @@ template <class KV, int ROWS, By BY>
 WEFT_INLINE void score_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
                             const float* const* q, f32x16 (*scores)[kTilePages]) {
 #ifdef WEFT_DOT_TABLE
-  if constexpr (BY != By::floats) {
+  if constexpr (BY == By::pairs) {
     if (tile.all) return score_pages_dots<ROWS, kTilePages>(tile.keys, q, args.dim, scores[0]);
     for (int64_t i = 0; i < tile.count; ++i)
       if (tile.keys[i]) score_pages_dots<ROWS, 1>(tile.keys + i, q, args.dim, scores[0] + i);
@@ -211,7 +211,7 @@ template <class KV, int ROWS, By BY>
 WEFT_INLINE void add_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
                           float (*weights)[kTileTokens], float* const* acc) {
 #ifdef WEFT_DOT_TABLE
-  if constexpr (BY != By::floats) {
+  if constexpr (BY == By::pairs) {
     const int64_t d = add_values_dots<ROWS, 4>(tile.values, tile.written, tile.count, weights, 0, args.dim, acc);
     add_values_dots<ROWS, 1>(tile.values, tile.written, tile.count, weights, d, args.dim, acc);
     return;

@@ -12,7 +12,7 @@
 // All tiles of a piece take a chunk before the next one. Up to 1 MB of x stays in the L2 cache from piece to piece, with
 // the sums and the output of 4 tiles. Of wider rows only a chunk stays, 512 KB, for 16 tiles: with 4,608 columns and
 // whole rows at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles, which was twice the time. With 256
-// rows W comes out of memory twice as often, 1.15 to 1.25 times the time. After the last chunk a pair of blocks is
+// rows W comes out of memory twice as often, 1.03 to 1.18 times the time. After the last chunk a pair of blocks is
 // written, a few rows at each step of the next pair.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
@@ -268,14 +268,15 @@ struct PairOfBlocks {
 };
 
 // The last pair whose sums are complete, to be written while the unit multiplies the next one: some rows at each step. 512
-// rows by 1024 columns take 0.92 of the time of writing each pair after its product, with SwiGLU 0.88.
+// rows by 1024 columns take 0.93 of the time of writing each pair after its product, with SwiGLU 0.89 (in a copy of the
+// loop).
 class WrittenBetween {
  public:
   void begin(const PairOfBlocks& pair) {
     pair_ = pair;
     waits_ = true;
   }
-  // Of a block of ``steps`` steps, which then has written all of the pair.
+  // For a block of ``steps`` steps, which then has written all of the pair.
   Between between(int64_t steps) {
     if (!waits_) return {};
     waits_ = false;
