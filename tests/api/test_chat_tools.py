@@ -71,6 +71,11 @@ def test_a_stream_brings_the_parts_as_they_come(engine: Engine) -> None:
     assert pieces[-1].finish_reason == "stop"
 
 
+def test_stop_strings_end_the_answer_and_not_the_reasoning(engine: Engine) -> None:
+    reply = engine.chat(say("<think>\nQ: 2?\n</think>\n\nIt is 4. Q: 3?"), stop=["Q:"])
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("It is 4. ", "Q: 2?", "stop")
+
+
 def test_without_tools_the_same_text_is_content(engine: Engine) -> None:
     reply = engine.chat(say(CALL))
     assert (reply.text, reply.tool_calls, reply.finish_reason) == (CALL, [], "stop")
